@@ -1,0 +1,33 @@
+"""The functions that vLLM finds through this distribution's entry points.
+
+They run in every vLLM process, so they import nothing heavy, and running them twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm_factory.registry import PLUGINS, plugin
+
+
+def register() -> None:
+    """Entry point of ``vllm.general_plugins``: make our architectures and config class known."""
+    from vllm import ModelRegistry
+
+    from vllm_factory.compat.hf import register_config
+
+    register_config()
+    for spec in PLUGINS:
+        if spec.architecture not in ModelRegistry.get_supported_archs():
+            ModelRegistry.register_model(spec.architecture, spec.model_class)
+
+
+def _io_entry_point(name: str) -> Callable[[], str]:
+    def io_class() -> str:
+        return plugin(name).io_class
+
+    io_class.__doc__ = f"Entry point of ``vllm.io_processor_plugins`` for ``{name}``."
+    return io_class
+
+
+deberta_gliner_io = _io_entry_point("deberta_gliner")

@@ -1,0 +1,169 @@
+"""Requests and responses of entity recognition, shared by every plugin of the GLiNER family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+
+from vllm_factory.errors import RequestError, shown
+from vllm_factory.io.limits import Limits
+
+Truncation = Literal["error", "truncate", "window"]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("expected a number")
+    if not math.isfinite(value):
+        raise ValueError("expected a finite number")
+    return float(value)
+
+
+class NerRequest(BaseModel):
+    """``data`` of an entity recognition request."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: StrictStr | list[StrictStr] = Field(description="A text, or a list of texts.")
+    labels: list[StrictStr] | dict[StrictStr, StrictStr] = Field(
+        description="Entity types to find, or a mapping from type to a description that the model reads instead.",
+        min_length=1,
+    )
+    threshold: Annotated[float, BeforeValidator(_number), Field(ge=0.0, le=1.0)] = Field(
+        default=0.5, description="Entities must score above it."
+    )
+    flat_ner: StrictBool = Field(default=True, description="Entities may not overlap; false lets them nest.")
+    multi_label: StrictBool = Field(default=False, description="One span may have several labels.")
+    truncation: Truncation = Field(
+        default="window",
+        description=(
+            "What happens to a text longer than the model reads at once: windows of whole words, merged; "
+            "only its beginning; or an error."
+        ),
+    )
+    include_usage: StrictBool = Field(
+        default=False,
+        description="Answer an object with entities, usage, and what was cut or windowed, instead of a list.",
+    )
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, one or many."""
+        return [self.text] if isinstance(self.text, str) else self.text
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names without repetition, in the order given."""
+        return list(dict.fromkeys(self.labels))
+
+    @property
+    def label_prompts(self) -> list[str]:
+        """What the model reads for each name: its description, or itself."""
+        return list(self.labels.values()) if isinstance(self.labels, dict) else self.label_names
+
+
+def parse_ner_request(data: Any, limits: Limits) -> NerRequest:
+    """Check a request's ``data``.
+
+    Raises:
+        RequestError: The message names the field, the value, and what is accepted.
+    """
+    if not isinstance(data, dict):
+        raise RequestError("data", f"{shown(data)}; expected an object with text and labels")
+    try:
+        request = NerRequest.model_validate(data)
+    except ValidationError as error:
+        raise _request_error(error) from error
+    _check_texts(request, limits)
+    _check_labels(request, limits)
+    return request
+
+
+def _request_error(error: ValidationError) -> RequestError:
+    """The first problem, named as the client wrote it."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    location = [part for part in first["loc"] if not _is_branch(part)]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in location)
+    message = {
+        "extra_forbidden": f"unknown field; known are {', '.join(NerRequest.model_fields)}",
+        "missing": "the field is required",
+        "string_unicode": "not valid Unicode (a lone surrogate)",
+    }.get(first["type"], first["msg"].removeprefix("Value error, "))
+    if first["type"] in ("extra_forbidden", "missing"):
+        return RequestError(field.lstrip("."), message)
+    return RequestError(field.lstrip(".") or "data", f"{message} (got {shown(first['input'])})")
+
+
+def _is_branch(part: Any) -> bool:
+    """Whether a step of pydantic's location names a branch of a union instead of something in the request."""
+    return isinstance(part, str) and (part.startswith(("list[", "dict[", "constrained-")) or part in ("str", "[key]"))
+
+
+def _check_texts(request: NerRequest, limits: Limits) -> None:
+    texts = request.texts
+    if not texts:
+        raise RequestError("text", "an empty list; expected at least one text")
+    if len(texts) > limits.max_texts:
+        raise RequestError("text", f"{len(texts)} texts; one request takes {limits.max_texts}")
+    total = sum(map(len, texts))
+    if total > limits.max_chars:
+        raise RequestError("text", f"{total} characters; one request takes {limits.max_chars}")
+    for index, text in enumerate(texts):
+        _check_unicode("text" if isinstance(request.text, str) else f"text[{index}]", text)
+
+
+def _check_labels(request: NerRequest, limits: Limits) -> None:
+    if len(request.labels) > limits.max_labels:
+        raise RequestError("labels", f"{len(request.labels)} labels; one request takes {limits.max_labels}")
+    for index, label in enumerate(request.labels):
+        _check_unicode(f"labels[{index}]", label)
+    if isinstance(request.labels, dict):
+        _check_descriptions(request.labels)
+
+
+def _check_descriptions(labels: dict[str, str]) -> None:
+    first_with: dict[str, str] = {}
+    for label, description in labels.items():
+        _check_unicode(f"labels[{shown(label)}]", description)
+        if description in first_with:
+            raise RequestError(
+                f"labels[{shown(label)}]",
+                f"the same description as {shown(first_with[description])}; descriptions must differ",
+            )
+        first_with[description] = label
+
+
+def _check_unicode(field: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            field, f"not valid Unicode: a lone surrogate at character {error.start} of {shown(text)}"
+        ) from error
+
+
+def entity(text: str, label: str, score: float, start: int, end: int) -> dict[str, Any]:
+    """One entity of a response; ``text[start:end]`` is its text."""
+    return {"text": text[start:end], "label": label, "score": score, "start": start, "end": end}
+
+
+def ner_response(
+    request: NerRequest, entities: Sequence[list[dict[str, Any]]], prompt_tokens: int, notes: Sequence[dict[str, Any]]
+) -> Any:
+    """The response's ``data``.
+
+    Args:
+        request: The request.
+        entities: Those of each text.
+        prompt_tokens: Tokens that the engine read.
+        notes: For each text, how it was read (``windows``, ``truncated``).
+    """
+    single = isinstance(request.text, str)
+    found: Any = entities[0] if single else list(entities)
+    if not request.include_usage:
+        return found
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return {"entities": found, "usage": usage, "texts": notes[0] if single else list(notes)}

@@ -1,0 +1,144 @@
+r"""Disentangled attention of DeBERTa v2/v3 over a flat batch of sequences.
+
+For a query token i and a key token j of one sequence, with b(i - j) the logarithmic bucket of their distance,
+
+.. math:: s_{ij} = (q_i · k_j + q_i · K^{pos}_{b(i-j)} + k_j · Q^{pos}_{b(i-j)}) / sqrt(d · f)
+
+where f is 1 plus the number of position terms (c2p, p2c) in use. Source: He et al., DeBERTa (2021), and
+transformers' ``modeling_deberta_v2.py`` (5.16), whose order of operations the torch path keeps.
+
+``disentangled_attention`` is the one entry: it chooses an implementation. The torch one is right everywhere.
+
+Shape legend: T tokens, H heads, D head size, P rows of the position tables, B and L as in ``Varlen``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from vllm_factory.varlen import PaddedGroup, Varlen
+
+#: Largest B·L·L that one padded group may have: bounds each of the H-fold score tensors.
+GROUP_BUDGET = 2**21
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeTables:
+    """What the position terms need; constants of the weights, computed once at load.
+
+    Attributes:
+        bucket: ``[2 * max_len - 1]`` int64; entry ``i - j + max_len - 1`` is the row of the tables for the
+            distance ``i - j``.
+        pos_key: ``[H, P, D]`` for content-to-position, or ``None`` when the checkpoint has no c2p.
+        pos_query: ``[H, P, D]`` for position-to-content, or ``None`` when it has no p2c.
+    """
+
+    bucket: torch.Tensor
+    pos_key: torch.Tensor | None
+    pos_query: torch.Tensor | None
+
+    def index(self, length: int) -> torch.Tensor:
+        """``[L, L]`` rows of the tables for query i and key j."""
+        max_len = (self.bucket.shape[0] + 1) // 2
+        position = torch.arange(length, device=self.bucket.device)
+        return self.bucket[position[:, None] - position[None, :] + (max_len - 1)]
+
+
+def log_bucket(distance: torch.Tensor, num_buckets: int, max_position: int) -> torch.Tensor:
+    """Bucket of each signed ``distance`` (int64): itself when near, logarithmic beyond half the buckets.
+
+    Computed on the tensor's device in float32, so that rounding at the bucket edges is the reference's.
+    """
+    if num_buckets <= 0 or max_position <= 0:
+        return distance
+    middle = num_buckets // 2
+    near = (distance < middle) & (distance > -middle)
+    magnitude = torch.where(near, torch.full_like(distance, middle - 1), distance.abs())
+    log_ratio = torch.log(magnitude / middle) / torch.log(torch.tensor((max_position - 1) / middle))
+    far = torch.ceil(log_ratio * (middle - 1)) + middle
+    bucket = torch.where(magnitude <= middle, distance.type_as(far), far * torch.sign(distance))
+    return bucket.to(torch.long)
+
+
+def bucket_table(max_len: int, num_buckets: int, max_position: int, device: torch.device) -> torch.Tensor:
+    """:attr:`RelativeTables.bucket` for sequences of up to ``max_len`` tokens."""
+    span = num_buckets if num_buckets > 0 else max_position
+    distance = torch.arange(-(max_len - 1), max_len, device=device)
+    return torch.clamp(log_bucket(distance, num_buckets, max_position) + span, 0, 2 * span - 1)
+
+
+def disentangled_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: RelativeTables | None,
+    varlen: Varlen,
+) -> torch.Tensor:
+    """Attention of each sequence over itself.
+
+    Args:
+        query, key, value: ``[T, H, D]``.
+        tables: Position tables; ``None`` for plain attention.
+        varlen: Boundaries of the sequences. Rows beyond them belong to nobody and come back as zeros.
+
+    Returns:
+        ``[T, H * D]``.
+    """
+    return disentangled_attention_torch(query, key, value, tables, varlen)
+
+
+def disentangled_attention_torch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: RelativeTables | None,
+    varlen: Varlen,
+) -> torch.Tensor:
+    """The torch implementation: padded groups of similar length, scores materialised."""
+    grouping = varlen.grouping(GROUP_BUDGET)
+    contexts = []
+    for group in grouping.groups:
+        context = _group_attention(
+            group.pad(query).transpose(1, 2),
+            group.pad(key).transpose(1, 2),
+            group.pad(value).transpose(1, 2),
+            tables,
+            group,
+        )
+        contexts.append(context.transpose(1, 2).flatten(2))
+    return grouping.unpad(contexts, query.shape[0])
+
+
+def _group_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: RelativeTables | None,
+    group: PaddedGroup,
+) -> torch.Tensor:
+    """``[B, H, L, D]`` each, to ``[B, H, L, D]``."""
+    terms = 1 if tables is None else 1 + sum(t is not None for t in (tables.pos_key, tables.pos_query))
+    scale = math.sqrt(query.shape[-1] * terms)
+    scores = query @ (key / scale).transpose(-1, -2)
+    if tables is not None:
+        scores = _add_position_terms(scores, query, key, tables, scale)
+    if group.mask is not None:
+        scores = scores.masked_fill(~group.mask[:, None, None, :], torch.finfo(scores.dtype).min)
+    return torch.softmax(scores, dim=-1) @ value
+
+
+def _add_position_terms(
+    scores: torch.Tensor, query: torch.Tensor, key: torch.Tensor, tables: RelativeTables, scale: float
+) -> torch.Tensor:
+    index = tables.index(query.shape[2]).expand(*scores.shape)
+    if tables.pos_key is not None:
+        c2p = query @ tables.pos_key.transpose(-1, -2)
+        scores = scores + torch.gather(c2p, -1, index) / scale
+    if tables.pos_query is not None:
+        # Row k of the gathered tensor is a key; b is odd, so the transposed index selects b(query - key).
+        p2c = key @ tables.pos_query.transpose(-1, -2)
+        scores = scores + torch.gather(p2c, -1, index.transpose(-1, -2)).transpose(-1, -2) / scale
+    return scores

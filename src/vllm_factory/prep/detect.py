@@ -1,0 +1,87 @@
+"""Which plugin serves a checkpoint, told from its files, never from its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm_factory.errors import PrepError, shown
+from vllm_factory.prep.source import Source
+from vllm_factory.registry import MODEL_TYPE, PluginSpec, plugin
+
+GLINER_CONFIG = "gliner_config.json"
+
+#: gliner's architectures beyond the uni-encoder, by the key that marks them.
+_OTHER_GLINER = {
+    "labels_encoder": "bi-encoder",
+    "labels_decoder": "generative label decoder",
+    "relations_layer": "relation extraction",
+}
+
+
+def detect(source: Source) -> PluginSpec:
+    """The plugin for an unprepared checkpoint.
+
+    Raises:
+        PrepError: No plugin serves it; the message says what it is, where that can be told.
+    """
+    if source.has(GLINER_CONFIG):
+        return _detect_gliner(source)
+    if source.has("config.json"):
+        config = source.json("config.json")
+        if config.get("model_type") == MODEL_TYPE:
+            raise PrepError(f"{source.name} is already prepared; serve it as it is")
+        raise PrepError(f"{source.name}: {_describe(config)}; prepared are checkpoints of the gliner library")
+    raise PrepError(f"{source.name} is no checkpoint: it has neither {GLINER_CONFIG} nor config.json")
+
+
+def is_prepared(source: Source) -> bool:
+    """Whether the directory is an output of ``vllm-factory-prep``."""
+    return source.has("config.json") and source.json("config.json").get("model_type") == MODEL_TYPE
+
+
+def _describe(config: dict[str, Any]) -> str:
+    if "counting_layer" in config or "extractor" in str(config.get("model_type", "")):
+        return "a gliner2 checkpoint, which no plugin serves yet"
+    return f"config.json says model_type {shown(config.get('model_type'))}"
+
+
+def _detect_gliner(source: Source) -> PluginSpec:
+    config = source.json(GLINER_CONFIG)
+    for key, kind in _OTHER_GLINER.items():
+        if config.get(key) is not None:
+            raise PrepError(f"{source.name}: a GLiNER {kind} model ({key} is set), which no plugin serves yet")
+    if config.get("model_type") == "gliner_streaming_span":
+        raise PrepError(f"{source.name}: a GLiNER streaming model (causal decoder), which no plugin serves yet")
+    backbone = encoder_type(source, config)
+    if backbone != "deberta-v2":
+        raise PrepError(f"{source.name}: a GLiNER on {shown(backbone)}, which no plugin serves yet")
+    return plugin("deberta_gliner")
+
+
+def encoder_type(source: Source, config: dict[str, Any]) -> str:
+    """``model_type`` of the encoder, as the library would choose it."""
+    encoder = config.get("encoder_config")
+    if isinstance(encoder, dict):
+        return str(encoder.get("model_type", "deberta-v2"))
+    return str(hub_encoder_config(source, config).get("model_type"))
+
+
+def hub_encoder_config(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    """Configuration of the encoder that an old checkpoint only names.
+
+    Raises:
+        PrepError: It is not within reach.
+    """
+    from transformers import AutoConfig
+
+    name = config.get("model_name")
+    if not isinstance(name, str) or not name:
+        raise PrepError(f"{source.name}: {GLINER_CONFIG} has neither encoder_config nor model_name")
+    try:
+        values: dict[str, Any] = AutoConfig.from_pretrained(name).to_dict()
+    except (OSError, ValueError) as error:
+        raise PrepError(
+            f"{source.name}: {GLINER_CONFIG} only names its encoder, {shown(name)}, and that configuration is "
+            "not within reach. Save the model once more with a current gliner, or make the hub reachable."
+        ) from error
+    return values

@@ -1,0 +1,90 @@
+"""The one list of plugins.
+
+Entry points, doctor, make targets, docs tables, prep, serve and bench read it; nothing else lists plugins.
+A plugin stands here once it works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: ``model_type`` of every prepared checkpoint's ``config.json``.
+MODEL_TYPE = "vllm_factory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSpec:
+    """What the rest of the package needs to know about one plugin.
+
+    Attributes:
+        name: Public name. The io processor is called ``<name>_io``.
+        summary: One line for tables.
+        architecture: Name under which the model class is registered with vLLM. Ours alone: names that vLLM
+            or another package owns are never registered again.
+        model_class: ``module:class`` of the vLLM model.
+        io_class: ``module.class`` of the io processor, in vLLM's notation.
+        prep: ``module:function`` that prepares a checkpoint, or ``None`` when it is served as published.
+        pooling_task: The native pooling task that the model's pooler advertises.
+        example_model: A published checkpoint that the plugin serves.
+        reference: The library whose results the plugin must equal.
+        extra: The extra of this distribution that the plugin's tests need, or ``""``.
+        serve_flags: Flags for vLLM's server that ``vllm-factory-serve`` adds unless the user gives them.
+        demo_request: A request's ``data`` for smoke tests, benchmarks and documentation.
+    """
+
+    name: str
+    summary: str
+    architecture: str
+    model_class: str
+    io_class: str
+    prep: str | None
+    pooling_task: str
+    example_model: str
+    reference: str
+    extra: str = ""
+    serve_flags: tuple[str, ...] = ()
+    demo_request: dict[str, object]
+
+    @property
+    def io_name(self) -> str:
+        """Name of the plugin's entry point in ``vllm.io_processor_plugins``."""
+        return f"{self.name}_io"
+
+
+PLUGINS: tuple[PluginSpec, ...] = (
+    PluginSpec(
+        name="deberta_gliner",
+        summary="GLiNER entity recognition on DeBERTa v2/v3 and mDeBERTa (span and token-level heads)",
+        architecture="VllmFactoryDebertaGliner",
+        model_class="vllm_factory.plugins.deberta_gliner.model:DebertaGlinerModel",
+        io_class="vllm_factory.plugins.deberta_gliner.io_processor.DebertaGlinerIOProcessor",
+        prep="vllm_factory.plugins.deberta_gliner.prep:prepare",
+        pooling_task="token_classify",
+        example_model="urchade/gliner_small-v2.1",
+        reference="gliner 0.2.29",
+        extra="gliner",
+        # The model is not compiled yet: capturing graphs would only cost start-up time.
+        serve_flags=("--enforce-eager",),
+        demo_request={
+            "text": "Angela Merkel met Tim Cook in Cupertino on 12 March 2019.",
+            "labels": ["person", "place", "date"],
+        },
+    ),
+)
+
+
+def plugin(name: str) -> PluginSpec:
+    """The plugin called ``name`` (the io processor's name is accepted too).
+
+    Raises:
+        KeyError: There is none; the message lists those there are.
+    """
+    for spec in PLUGINS:
+        if name in (spec.name, spec.io_name):
+            return spec
+    raise KeyError(f"unknown plugin {name!r}; there are: {', '.join(spec.name for spec in PLUGINS)}")
+
+
+def plugin_for_architecture(architecture: str) -> PluginSpec | None:
+    """The plugin whose model is registered as ``architecture``, if any."""
+    return next((spec for spec in PLUGINS if spec.architecture == architecture), None)

@@ -1,0 +1,156 @@
+"""Tiny GLiNER checkpoints, built and saved by the reference library with seeded random weights.
+
+No hub is needed: the tokenizers are trained here on the texts of the tests. Weights are drawn wide enough that
+scores spread over (0, 1), so that a comparison of entities and scores is a strict test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from gliner import GLiNER
+from gliner.config import GLiNERConfig
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import DebertaV2Config, PreTrainedTokenizerFast
+
+TEXTS = [
+    "Angela Merkel met Tim Cook at Apple's headquarters in Cupertino on 12 March 2019.",
+    "The state-of-the-art plant in Łódź, built by Müller & Söhne, cost $3.5m (about €3.2m).",
+    "İstanbul'da yağmur yağdı; IŞIK Üniversitesi öğrencileri ISTANBUL Havalimanı'na gitti.",
+    "cafe\u0301 au lait — nai\u0308ve re\u0301sume\u0301, Å vs A\u030a",
+    "I 💛 New York 🗽! 👩‍👩‍👧‍👦 visited 東京タワー and 北京 last week.",
+    "zero\u200bwidth \u200b joiner\u200d and \ufeff marks",
+    "one",
+    "?",
+    "Dr. O'Neill-Smith_3 e-mailed john.doe@example.com about ISO-9001 at 10:30 a.m.",
+    "日本語のテキストには空白がありません。株式会社トヨタ自動車は愛知県にあります。",
+    "مرحبا بالعالم في دبي والقاهرة",
+    "a\x00b tab\tnew\nline\r\n  spaced   out  ",
+]
+LABELS = ["person", "organization", "place", "date of birth", "étiquette", "製品", "💛"]
+
+V3 = {
+    "relative_attention": True,
+    "position_buckets": 16,
+    "max_relative_positions": -1,
+    "max_position_embeddings": 64,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+}
+V2 = {
+    **V3,
+    "position_buckets": -1,
+    "max_relative_positions": 24,
+    "norm_rel_ebd": "none",
+    "share_att_key": False,
+    "conv_kernel_size": 3,
+    "conv_act": "gelu",
+    "type_vocab_size": 2,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One checkpoint: its name, encoder, head, tokenizer and seed."""
+
+    name: str
+    encoder: dict[str, Any] = field(default_factory=lambda: V3)
+    head: dict[str, Any] = field(default_factory=dict)
+    tokenizer: str = "unigram"
+    hidden: int = 32
+    seed: int = 0
+    safe: bool = True
+
+
+def train_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """A fast tokenizer of the given algorithm, with DeBERTa's special tokens."""
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    corpus = [*TEXTS, *LABELS] * 3
+    if kind == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.NFKC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer: Any = trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="[UNK]")
+    elif kind == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special)
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        trainer = trainers.BpeTrainer(
+            vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        )
+    tokenizer.train_from_iterator(corpus, trainer)
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
+    )
+
+
+def build(recipe: Recipe, directory: Path) -> Path:
+    """Build and save one checkpoint in the library's layout."""
+    torch.manual_seed(recipe.seed)
+    base = directory / f"{recipe.name}-tokenizer"
+    train_tokenizer(recipe.tokenizer).save_pretrained(base)
+    encoder = DebertaV2Config(
+        vocab_size=500,
+        hidden_size=recipe.hidden,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=2 * recipe.hidden,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **recipe.encoder,
+    )
+    head = {"hidden_size": recipe.hidden, "max_width": 6, "max_len": 40, "dropout": 0.0, **recipe.head}
+    config = GLiNERConfig(model_name=str(base), encoder_config=encoder.to_dict(), **head)
+    model = GLiNER.from_config(config, backbone_from_pretrained=False)
+    _spread(model)
+    config_name = model.config.model_name
+    model.config.model_name = "tiny-encoder"
+    model.save_pretrained(directory / recipe.name, safe_serialization=recipe.safe)
+    model.config.model_name = config_name
+    return directory / recipe.name
+
+
+def _spread(model: GLiNER) -> None:
+    """Redraw the weights, and scale the last layer until scores use the whole range."""
+    with torch.no_grad():
+        for name, parameter in model.model.named_parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=(2.0 / parameter.shape[-1]) ** 0.5)
+            elif "LayerNorm.weight" not in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        model.eval()
+        last = model.model.scorer.out_mlp[-1] if hasattr(model.model, "scorer") else model.model.prompt_rep_layer[-1]
+        # A threshold at which the library still lists everything shows how far the logits reach.
+        scores = _logits(model)
+        last.weight.mul_(2.0 / scores.std())
+        last.bias.mul_(2.0 / scores.std())
+
+
+def _logits(model: GLiNER) -> torch.Tensor:
+    prepared = model.prepare_batch(TEXTS[:2], LABELS)
+    batch = model.collate_batch(prepared["input_x"], prepared["entity_types"], model.create_collator())
+    output = model.run_batch(batch, move_to_device=True)
+    return output.logits if output.span_logits is None else torch.cat([output.logits.flatten(), output.span_logits.flatten()])
+
+
+def load(path: Path) -> GLiNER:
+    """The reference model."""
+    return GLiNER.from_pretrained(str(path), local_files_only=True).eval()
