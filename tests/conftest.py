@@ -1,0 +1,90 @@
+"""Checkpoints and engines shared by the tests. Everything is built once a session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+import torch
+from checkpoints import V2, V3, Recipe, build, load
+from harness import LocalEngine
+
+from vllm_factory.prep.cli import prepare
+from vllm_factory.poolers.gliner_config import SPAN_MODES
+
+# The models are tiny: more threads only wait for each other.
+torch.set_num_threads(1)
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in [
+        Recipe("span-v3"),
+        Recipe("span-v3-no-lstm", head={"num_rnn_layers": 0}, seed=1),
+        Recipe("span-v3-two-lstm", head={"num_rnn_layers": 2, "max_width": 3}, seed=2, tokenizer="wordpiece"),
+        Recipe("span-v2-conv", encoder=V2, seed=3, tokenizer="bpe"),
+        Recipe("span-projected", head={"hidden_size": 24, "max_width": 12}, seed=4, safe=False),
+        Recipe("span-fused-layers", head={"fuse_layers": True}, seed=5),
+        Recipe("span-label-token", head={"embed_ent_token": False}, seed=6),
+        Recipe("span-absolute", encoder={**V3, "position_biased_input": True, "max_position_embeddings": 200}, seed=7),
+        *(
+            Recipe(f"span-{mode}", head={"subtoken_pooling": mode}, seed=8, tokenizer=tokenizer)
+            for mode, tokenizer in (("last", "bpe"), ("mean", "unigram"), ("max", "wordpiece"))
+        ),
+        *(
+            Recipe(f"mode-{mode}", head={"span_mode": mode, "num_rnn_layers": index % 2}, seed=20 + index)
+            for index, mode in enumerate(SPAN_MODES)
+            if mode != "markerV0"
+        ),
+        Recipe("token-v3", head={"span_mode": "token_level"}, seed=40),
+        Recipe("token-no-lstm", head={"span_mode": "token_level", "num_rnn_layers": 0}, seed=41, tokenizer="bpe"),
+        Recipe("token-v2", encoder=V2, head={"span_mode": "token_level"}, seed=42, tokenizer="wordpiece"),
+        Recipe("token-spans", head={"span_mode": "token_level", "represent_spans": True}, seed=43),
+    ]
+}
+
+
+class Library:
+    """Checkpoints by recipe name: as saved, as prepared, in the library, and in a local engine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @cache  # noqa: B019 (one instance a session)
+    def saved(self, name: str) -> Path:
+        """Directory that the reference library wrote."""
+        return build(RECIPES[name], self.directory)
+
+    @cache  # noqa: B019
+    def prepared(self, name: str) -> Path:
+        """Directory that vllm-factory-prep wrote."""
+        output = self.directory / f"{name}-prepared"
+        prepare(str(self.saved(name)), output)
+        return output
+
+    @cache  # noqa: B019
+    def reference(self, name: str) -> Any:
+        """The checkpoint in the reference library."""
+        return load(self.saved(name))
+
+    @cache  # noqa: B019
+    def local(self, name: str) -> LocalEngine:
+        """The checkpoint in this package, without vLLM."""
+        return LocalEngine(self.prepared(name))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """All checkpoints of the session."""
+    return Library(tmp_path_factory.mktemp("checkpoints"))

@@ -1,0 +1,88 @@
+"""Running a prepared checkpoint without vLLM: the same pipeline, network and pooler, fed by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from vllm_factory.io.gliner import GlinerPipeline
+from vllm_factory.io.limits import Limits
+from vllm_factory.io.pipeline import Prompt
+from vllm_factory.io.tokens import WordTokenizer
+from vllm_factory.plugins.deberta_gliner.config import DebertaGlinerConfig
+from vllm_factory.plugins.deberta_gliner.network import DebertaGlinerNetwork
+from vllm_factory.pooling.protocol import PoolerResult, Status
+from vllm_factory.varlen import Varlen
+
+
+class LocalEngine:
+    """A prepared ``deberta_gliner`` checkpoint in this process.
+
+    Args:
+        path: The prepared directory.
+        max_tokens: What vLLM's ``max_model_len`` would be.
+        limits: Bounds on requests.
+    """
+
+    def __init__(self, path: Path, max_tokens: int | None = None, limits: Limits | None = None) -> None:
+        hf_config = json.loads((path / "config.json").read_text())
+        config = DebertaGlinerConfig.from_hf(type("HfConfig", (), {"factory": hf_config["factory"]}))
+        self.max_tokens = max_tokens or hf_config["max_position_embeddings"]
+        self.network = DebertaGlinerNetwork(config).eval()
+        self.network.load_state_dict(load_file(path / "model.safetensors"), strict=True)
+        self.network.prepare(self.max_tokens)
+        self.pipeline = GlinerPipeline(
+            config.head,
+            WordTokenizer(path / "tokenizer.json"),
+            max_tokens=self.max_tokens,
+            tokenizer_max_length=hf_config["factory"]["tokenizer_max_length"],
+            limits=limits or Limits(),
+        )
+
+    @torch.inference_mode()
+    def run(self, prompts: Sequence[Prompt]) -> list[PoolerResult]:
+        """All prompts as one engine step."""
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        assert max(lengths) <= self.max_tokens
+        ids = torch.tensor([token for prompt in prompts for token in prompt.token_ids])
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        hidden = self.network.encode(ids, positions, Varlen(lengths, ids.device))
+        requests = [
+            self.network.head.parse(prompt.arrays, length)
+            for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+        return self.network.head.pool(hidden, (np.cumsum(lengths) - lengths).tolist(), requests)
+
+    def answer_together(self, requests: Sequence[dict[str, Any]]) -> list[Any]:
+        """Responses to requests whose prompts all share one step."""
+        encoded = [self.pipeline.encode(self.pipeline.parse(data)) for data in requests]
+        results = self.run([prompt for item in encoded for prompt in item.prompts])
+        assert all(result.status is Status.OK for result in results), [r.status for r in results]
+        answers = []
+        for item in encoded:
+            own, results = results[: len(item.prompts)], results[len(item.prompts) :]
+            tokens = sum(len(prompt.token_ids) for prompt in item.prompts)
+            answers.append(self.pipeline.decode(item.state, [result.arrays for result in own], tokens))
+        return answers
+
+    def answer(self, **data: Any) -> Any:
+        """The response to one request alone."""
+        return self.answer_together([data])[0]
+
+
+def assert_same_entities(
+    got: Sequence[dict[str, Any]], want: Sequence[dict[str, Any]], tolerance: float = 1e-4
+) -> None:
+    """The same entities in the same order, with the same scores."""
+
+    def spans(entities: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return [(e["start"], e["end"], e["label"], e["text"]) for e in entities]
+
+    assert spans(got) == spans(want)
+    np.testing.assert_allclose([e["score"] for e in got], [e["score"] for e in want], atol=tolerance, rtol=0)
