@@ -17,9 +17,28 @@ Truncation = Literal["error", "truncate", "window"]
 def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError("expected a finite number")
-    return float(value)
+    return number
+
+
+#: What a field that takes several types accepts, in words.
+_ACCEPTED = {
+    "text": "expected a string or a list of strings",
+    "labels": "expected a list of strings, or an object from label to description",
+}
+_MESSAGES = {
+    "extra_forbidden": "unknown field; known are {fields}",
+    "missing": "the field is required",
+    "string_unicode": "not valid Unicode (a lone surrogate)",
+    "string_type": "expected a string",
+    "bool_type": "expected true or false",
+    "too_short": "expected at least one",
+}
 
 
 class NerRequest(BaseModel):
@@ -83,23 +102,29 @@ def parse_ner_request(data: Any, limits: Limits) -> NerRequest:
 
 
 def _request_error(error: ValidationError) -> RequestError:
-    """The first problem, named as the client wrote it."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    location = [part for part in first["loc"] if not _is_branch(part)]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in location)
-    message = {
-        "extra_forbidden": f"unknown field; known are {', '.join(NerRequest.model_fields)}",
-        "missing": "the field is required",
-        "string_unicode": "not valid Unicode (a lone surrogate)",
-    }.get(first["type"], first["msg"].removeprefix("Value error, "))
-    if first["type"] in ("extra_forbidden", "missing"):
-        return RequestError(field.lstrip("."), message)
-    return RequestError(field.lstrip(".") or "data", f"{message} (got {shown(first['input'])})")
+    """The first wrong field's most precise problem, named as the client wrote it."""
+    errors = error.errors(include_url=False, include_context=False)
+    # Of the alternatives of a union, the one that got farthest is the one that the client meant.
+    same_field = [item for item in errors if item["loc"][:1] == errors[0]["loc"][:1]]
+    worst = max(same_field, key=lambda item: len(_path(item["loc"])))
+    path, kind = _path(worst["loc"]), worst["type"]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in path).lstrip(".")
+    message = _MESSAGES.get(kind, worst["msg"].removeprefix("Value error, "))
+    message = message.format(fields=", ".join(NerRequest.model_fields))
+    if len(path) == 1 and kind.endswith("_type") and field in _ACCEPTED:
+        message = _ACCEPTED[field]
+    if kind in ("extra_forbidden", "missing"):
+        return RequestError(field, message)
+    return RequestError(field or "data", f"{message} (got {shown(worst['input'])})")
 
 
-def _is_branch(part: Any) -> bool:
-    """Whether a step of pydantic's location names a branch of a union instead of something in the request."""
-    return isinstance(part, str) and (part.startswith(("list[", "dict[", "constrained-")) or part in ("str", "[key]"))
+def _path(location: Sequence[Any]) -> list[Any]:
+    """Steps into the request, without those that name a branch of a union."""
+    return [
+        part
+        for part in location
+        if isinstance(part, int) or not (part.startswith(("list[", "dict[", "constrained-")) or part in ("str", "[key]"))
+    ]
 
 
 def _check_texts(request: NerRequest, limits: Limits) -> None:

@@ -1,0 +1,200 @@
+"""vllm-factory-prep: what it writes, what it refuses, and that refusing leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import LABELS, TEXTS
+from conftest import Library
+from harness import LocalEngine, assert_same_entities
+from safetensors.torch import load_file, save_file
+
+from vllm_factory.prep.cli import main
+
+Edit = Callable[[Path], None]
+
+
+def change_config(**changes: object) -> Edit:
+    """Set keys of gliner_config.json; ``...`` removes one."""
+
+    def edit(path: Path) -> None:
+        file = path / "gliner_config.json"
+        config = {**json.loads(file.read_text()), **changes}
+        file.write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+
+    return edit
+
+
+def change_weights(edit: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
+    def apply(path: Path) -> None:
+        tensors = load_file(path / "model.safetensors")
+        edit(tensors)
+        save_file(tensors, path / "model.safetensors")
+
+    return apply
+
+
+def remove(file: str) -> Edit:
+    return lambda path: (path / file).unlink()
+
+
+def write(file: str, content: str) -> Edit:
+    def edit(path: Path) -> None:
+        (path / file).write_text(content)
+
+    return edit
+
+
+REFUSED: dict[str, tuple[Edit, str]] = {
+    "no gliner_config.json": (remove("gliner_config.json"), "is no checkpoint"),
+    "damaged JSON": (write("gliner_config.json", "{"), "gliner_config.json cannot be read as JSON"),
+    "not an object": (write("gliner_config.json", "[]"), "expected an object"),
+    "no weights": (remove("model.safetensors"), "no weights; looked for model.safetensors and pytorch_model.bin"),
+    "damaged weights": (write("model.safetensors", "nonsense"), "the weights cannot be read"),
+    "damaged tokenizer": (write("tokenizer.json", "{}"), "tokenizer files cannot be loaded"),
+    "bi-encoder": (change_config(labels_encoder="x"), "bi-encoder model (labels_encoder is set)"),
+    "label decoder": (change_config(labels_decoder="x"), "generative label decoder"),
+    "relations": (change_config(relations_layer="x"), "relation extraction model"),
+    "streaming": (change_config(model_type="gliner_streaming_span"), "streaming model"),
+    "another encoder": (change_config(encoder_config={"model_type": "mt5"}), "a GLiNER on 'mt5'"),
+    "compressed prompts": (change_config(precomputed_prompts_mode=True), "precomputed_prompts_mode is set"),
+    "context encoder": (change_config(span_encoder_config={"model_type": "rnn"}), "span_encoder_config is set"),
+    "unknown span mode": (change_config(span_mode="token-level"), "span_mode 'token-level'; known are"),
+    "encoder only named": (change_config(encoder_config=...), "only names its encoder"),
+    "wrong marker id": (change_config(class_token_index=3), "class_token_index 3"),
+    "missing tensor": (change_weights(lambda t: t.pop("prompt_rep_layer.0.bias")), "no tensor fills head.prompt_rep"),
+    "tensor too many": (change_weights(lambda t: t.update({"extra.x": torch.ones(1)})), "no parameter takes extra.x"),
+    "wrong shape": (change_config(max_width=7, span_mode="mlp"), "weights and configuration disagree"),
+    "encoder contradicts": (
+        change_config(encoder_config={"model_type": "deberta-v2", "hidden_size": 32, "num_attention_heads": 5}),
+        "not a multiple of num_attention_heads",
+    ),
+}
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(("edit", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_status_2_and_nothing_written(
+    edit: Edit, message: str, library: Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(library.saved("span-v3"), checkpoint)
+    edit(checkpoint)
+    assert run("--model", checkpoint, "--output", tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("/no/such/directory", "there is no such directory"),
+        ("no-such-owner/no-such-model", "the hub did not give it"),
+        ("a b c!", "neither a directory nor a hub id"),
+    ],
+)
+def test_models_that_are_nowhere(
+    model: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--model", model, "--output", tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hub_checkpoint_is_prepared_from_the_cache(library: Library, tmp_path: Path, monkeypatch) -> None:
+    """The hub layout: an id, its snapshot in huggingface_hub's cache, no network."""
+    repo = tmp_path / "hub" / "models--acme--tiny-gliner"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(library.saved("span-v3"), repo / "snapshots" / commit)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert run("--model", "acme/tiny-gliner", "--output", tmp_path / "out") == 0
+    factory = json.loads((tmp_path / "out" / "config.json").read_text())["factory"]
+    assert factory["prepared_from"] == "acme/tiny-gliner"
+
+
+def test_output_rules(library: Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = library.saved("span-v3"), tmp_path / "out"
+    assert run("--model", source, "--output", output) == 0
+    assert capsys.readouterr().out.strip() == str(output)
+    assert run("--model", source, "--output", output) == 2
+    assert "--force writes it anew" in capsys.readouterr().err
+    assert run("--model", source, "--output", output, "--force") == 0
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
+    assert run("--model", source, "--output", foreign, "--force") == 2
+    assert (foreign / "thesis.tex").read_text() == "years of work"
+    assert run("--model", output, "--output", tmp_path / "again") == 2
+    assert "already prepared" in capsys.readouterr().err
+
+
+def test_a_failing_force_keeps_the_earlier_output(library: Library, tmp_path: Path) -> None:
+    checkpoint, output = tmp_path / "checkpoint", tmp_path / "out"
+    shutil.copytree(library.saved("span-v3"), checkpoint)
+    assert run("--model", checkpoint, "--output", output) == 0
+    before = (output / "config.json").read_bytes()
+    remove("model.safetensors")(checkpoint)
+    assert run("--model", checkpoint, "--output", output, "--force") == 2
+    assert (output / "config.json").read_bytes() == before
+
+
+def test_the_prepared_directory_needs_nothing_else(library: Library, tmp_path: Path) -> None:
+    source, output = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(library.saved("token-v3"), source)
+    assert run("--model", source, "--output", output) == 0
+    shutil.rmtree(source)
+    want = library.reference("token-v3").predict_entities(TEXTS[0], LABELS)
+    assert_same_entities(LocalEngine(output).answer(text=TEXTS[0], labels=LABELS), want)
+    config = (output / "config.json").read_text()
+    assert str(tmp_path) not in config
+
+
+def test_an_old_checkpoint_leaves_the_markers_to_the_loader(library: Library, tmp_path: Path) -> None:
+    """Before the library saved class_token_index and vocab_size, it added the markers at each load."""
+    checkpoint = tmp_path / "old"
+    shutil.copytree(library.saved("span-v3"), checkpoint)
+    change_config(class_token_index=-1, vocab_size=-1)(checkpoint)
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    markers = ("[FLERT]", "<<ENT>>", "<<SEP>>")
+    tokenizer["added_tokens"] = [t for t in tokenizer["added_tokens"] if t["content"] not in markers]
+    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {
+        key: value for key, value in config.get("added_tokens_decoder", {}).items() if value["content"] not in markers
+    }
+    config["extra_special_tokens"] = []
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+    assert run("--model", checkpoint, "--output", tmp_path / "out") == 0
+    want = library.reference("span-v3").predict_entities(TEXTS[0], LABELS)
+    assert_same_entities(LocalEngine(tmp_path / "out").answer(text=TEXTS[0], labels=LABELS), want)
+
+
+def test_half_precision_weights_stay_half(library: Library, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "half"
+    shutil.copytree(library.saved("span-v3"), checkpoint)
+    change_weights(lambda t: t.update({k: v.half() for k, v in t.items()}))(checkpoint)
+    assert run("--model", checkpoint, "--output", tmp_path / "out") == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float16"
+
+
+def test_pickled_weights_are_read_without_running_code(library: Library, tmp_path: Path) -> None:
+    class Malice:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(library.saved("span-projected"), checkpoint)
+    torch.save({"x": Malice()}, checkpoint / "pytorch_model.bin")
+    assert run("--model", checkpoint, "--output", tmp_path / "out") == 2
+    assert not (tmp_path / "ran").exists()
