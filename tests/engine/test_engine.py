@@ -1,0 +1,111 @@
+"""The plugin inside vLLM, in this process: results, batch invariance, and what a server must refuse at start."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import LABELS, TEXTS
+from conftest import Library
+from harness import assert_same_entities
+
+pytestmark = pytest.mark.engine
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make install")
+
+from vllm import LLM, PoolingParams  # noqa: E402
+
+from vllm_factory.pooling import transport  # noqa: E402
+from vllm_factory.pooling.protocol import Status  # noqa: E402
+
+
+@contextmanager
+def engine(path: Any, **options: Any) -> Iterator[LLM]:
+    """An engine in this process, gone after the block."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm = LLM(str(path), dtype="float32", enforce_eager=True, max_num_seqs=8, **options)
+    try:
+        yield llm
+    finally:
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def ask(llm: LLM, **data: Any) -> Any:
+    output = llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)
+    return output[0].outputs
+
+
+@pytest.mark.parametrize("name", ["span-v3", "token-v2", "span-v2-conv"])
+def test_equals_the_library_through_the_engine(name: str, library: Library) -> None:
+    reference = library.reference(name)
+    with engine(library.prepared(name)) as llm:
+        want = [reference.predict_entities(text, LABELS, threshold=0.3) for text in TEXTS]
+        alone = [ask(llm, text=text, labels=LABELS, threshold=0.3) for text in TEXTS]
+        # One request, many prompts: the engine batches them as it likes.
+        together = ask(llm, text=TEXTS * 2, labels=LABELS, threshold=0.3)
+        for got in (alone, together[: len(TEXTS)], together[len(TEXTS) :]):
+            for one, expected in zip(got, want, strict=True):
+                assert_same_entities(one, expected)
+        _nothing_hurts_the_engine(llm)
+        assert_same_entities(ask(llm, text=TEXTS[0], labels=LABELS, threshold=0.3), want[0])
+
+
+def _nothing_hurts_the_engine(llm: LLM) -> None:
+    """vLLM's own requests and hostile blobs get an answer each, and so does everyone after them."""
+    plain = llm.encode(["hello world", "x"], pooling_task="token_classify", use_tqdm=False)
+    assert [output.outputs.data.tolist() for output in plain] == [[0.0], [0.0]]
+    arrays = [np.ones(1, np.float32), np.array([10**6], np.int32), np.zeros(1, np.int32)]
+    hostile = [
+        b"",
+        b"VF" + b"\xff" * 30,
+        transport.pack(1, 0, []),
+        transport.pack(1, 0, arrays),
+        transport.pack(1, 0, [np.array([np.nan], np.float32), *arrays[2:], arrays[2]]),
+        transport.pack(9, 0, arrays),
+        "a string",
+        None,
+        3,
+    ]
+    for blob in hostile:
+        params = PoolingParams(task="token_classify", extra_kwargs={transport.EXTRA_KWARG: blob})
+        (output,) = llm.encode("hello", params, pooling_task="token_classify", use_tqdm=False)
+        data = output.outputs.data
+        if blob is None:
+            assert data.tolist() == [0.0]
+        else:
+            assert transport.unpack(data.numpy().tobytes()).status == Status.BAD_BLOB
+
+
+def test_no_kv_cache_is_allocated_and_prompts_are_never_split(library: Library) -> None:
+    with engine(library.prepared("span-v3")) as llm:
+        config = llm.llm_engine.vllm_config
+        assert not config.cache_config.enable_prefix_caching
+        assert not config.scheduler_config.enable_chunked_prefill
+        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        assert all(cache.numel() == 0 for cache in runner.kv_caches)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"enable_prefix_caching": True}, "prefix"),
+        ({"enable_chunked_prefill": True}, "chunked"),
+    ],
+)
+def test_settings_that_would_give_wrong_results_stop_start_up(
+    options: dict[str, Any], message: str, library: Library
+) -> None:
+    # vLLM itself may switch the setting off for an encoder (then nothing is wrong), or our model refuses it.
+    try:
+        with engine(library.prepared("span-v3"), **options) as llm:
+            config = llm.llm_engine.vllm_config
+            assert not config.cache_config.enable_prefix_caching
+            assert not config.scheduler_config.enable_chunked_prefill
+    except Exception as error:
+        assert message in str(error).lower()  # noqa: PT017 (either outcome is right)
