@@ -50,8 +50,9 @@ class LocalEngine:
         """All prompts as one engine step."""
         lengths = [len(prompt.token_ids) for prompt in prompts]
         assert max(lengths) <= self.max_tokens
-        ids = torch.tensor([token for prompt in prompts for token in prompt.token_ids])
-        positions = torch.cat([torch.arange(n) for n in lengths])
+        device = next(self.network.parameters()).device
+        ids = torch.tensor([token for prompt in prompts for token in prompt.token_ids], device=device)
+        positions = torch.cat([torch.arange(n, device=device) for n in lengths])
         hidden = self.network.encode(ids, positions, Varlen(lengths, ids.device))
         requests = [
             self.network.head.parse(prompt.arrays, length)

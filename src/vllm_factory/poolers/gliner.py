@@ -177,8 +177,11 @@ class GlinerPooler(nn.Module):
 
     def _contextualise(self, words: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         assert self.rnn is not None
-        packed = pack_padded_sequence(words, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
-        return pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=words.shape[1])[0]
+        packed = pack_padded_sequence(words, torch.tensor(lengths, device="cpu"), batch_first=True, enforce_sorted=False)
+        # cuDNN would compute a float32 LSTM in TF32, whose rounding depends on the batch.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            states = self.rnn(packed)[0]
+        return pad_packed_sequence(states, batch_first=True, total_length=words.shape[1])[0]
 
     def _group_results(self, group: Group) -> list[PoolerResult]:
         limits = _Limits(group)
