@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 LABELS = ["person", "organization", "location", "date", "event", "product", "law", "quantity"]
-_ONSETS = "b br c ch cl d dr f fl g gr h j k l m n p pl pr qu r s sc sh sl st t th tr v w z".split()
-_NUCLEI = "a ai e ea ee i ie o oa oo ou u".split()
+_ONSETS = tuple(
+    "b br c ch cl d dr f fl g gr h j k l m n p pl pr qu r s sc sh sl st t th tr v w z".split()  # noqa: SIM905
+)
+_NUCLEI = ("a", "ai", "e", "ea", "ee", "i", "ie", "o", "oa", "oo", "ou", "u")
 _CODAS = ["", "", "", "b", "ck", "d", "l", "ll", "m", "n", "nd", "ng", "nt", "r", "rd", "s", "st", "t", "x"]
 
 
@@ -39,12 +41,10 @@ SIZES = {
 def word_list(count: int = 3_000, seed: int = 0) -> list[str]:
     """Pronounceable words, a quarter of them capitalised."""
     rng = random.Random(seed)
-    words = set()
+    words: set[str] = set()
     while len(words) < count:
         syllables = rng.choices((1, 2, 3), (5, 4, 2))[0]
-        word = "".join(
-            rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(syllables)
-        )
+        word = "".join(rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(syllables))
         words.add(word.capitalize() if rng.random() < 0.25 else word)
     return sorted(words)
 

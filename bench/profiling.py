@@ -34,7 +34,21 @@ def start(pid: int, seconds: int, *options: str) -> tuple[subprocess.Popen[bytes
     output = Path(tempfile.mkdtemp()) / "stacks"
     # In a virtual environment that is not activated, its scripts are not on PATH.
     sampler = shutil.which("py-spy") or str(Path(sys.executable).parent / "py-spy")
-    command = [sampler, "record", "-p", str(pid), "-d", str(seconds), "-r", "100", "-f", "raw", *options, "-o", str(output)]
+    command = [
+        sampler,
+        "record",
+        "-p",
+        str(pid),
+        "-d",
+        str(seconds),
+        "-r",
+        "100",
+        "-f",
+        "raw",
+        *options,
+        "-o",
+        str(output),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=sys.stderr)
     return process, output
 
@@ -49,11 +63,11 @@ def summary(stacks: Path, most: int = 15) -> dict[str, Any]:
     busiest = max(threads.values(), key=lambda stacks: sum(stacks.values()))
     own: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    for stack, count in busiest.items():
+    for stack, samples_here in busiest.items():
         frames = stack.split(";")
-        own[frames[-1]] += count
+        own[frames[-1]] += samples_here
         for frame in set(frames):
-            total[frame] += count
+            total[frame] += samples_here
     samples = sum(busiest.values())
     share = {name: [(f, round(n / samples, 3)) for f, n in c.most_common(most)] for name, c in (("self", own),)}
     share["inclusive"] = [(f, round(n / samples, 3)) for f, n in total.most_common(3 * most)]

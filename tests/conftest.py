@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+
 from checkpoints import V2, V3, Recipe, build, load
 from harness import LocalEngine
-
-from vllm_factory.prep.cli import prepare
 from vllm_factory.poolers.gliner_config import SPAN_MODES
+from vllm_factory.prep.cli import prepare
+from vllm_factory.registry import PLUGINS
 
 # The models are tiny: more threads only wait for each other.
 torch.set_num_threads(1)
@@ -37,7 +37,11 @@ RECIPES = {
         Recipe("span-projected", head={"hidden_size": 24, "max_width": 12}, seed=4, safe=False),
         Recipe("span-fused-layers", head={"fuse_layers": True}, seed=5),
         Recipe("span-label-token", head={"embed_ent_token": False}, seed=6),
-        Recipe("span-absolute", encoder={**V3, "position_biased_input": True, "max_position_embeddings": 200}, seed=7),
+        Recipe(
+            "span-absolute",
+            encoder={**V3, "position_biased_input": True, "max_position_embeddings": 200},
+            seed=7,
+        ),
         *(
             Recipe(f"span-{mode}", head={"subtoken_pooling": mode}, seed=8, tokenizer=tokenizer)
             for mode, tokenizer in (("last", "bpe"), ("mean", "unigram"), ("max", "wordpiece"))
@@ -82,6 +86,12 @@ class Library:
     def local(self, name: str) -> LocalEngine:
         """The checkpoint in this package, without vLLM."""
         return LocalEngine(self.prepared(name))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One marker a plugin, so that ``make test P=<plugin>`` finds its tests."""
+    for spec in PLUGINS:
+        config.addinivalue_line("markers", f"{spec.name}: tests of the plugin {spec.name}")
 
 
 @pytest.fixture(scope="session")

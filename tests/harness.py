@@ -55,8 +55,7 @@ class LocalEngine:
         positions = torch.cat([torch.arange(n, device=device) for n in lengths])
         hidden = self.network.encode(ids, positions, Varlen(lengths, ids.device))
         requests = [
-            self.network.head.parse(prompt.arrays, length)
-            for prompt, length in zip(prompts, lengths, strict=True)
+            self.network.head.parse(prompt.arrays, length) for prompt, length in zip(prompts, lengths, strict=True)
         ]
         return self.network.head.pool(hidden, (np.cumsum(lengths) - lengths).tolist(), requests)
 

@@ -1,13 +1,13 @@
 """Every exception that this package raises on purpose.
 
-    FactoryError
-    ├── RequestError         a client's request is wrong; also a ValueError, which vLLM answers with HTTP 400
-    ├── EngineResultError    the engine answered, but the answer must not be served; HTTP 500
-    ├── TransportError       a blob between io processor and pooler is malformed
-    ├── PrepError            a checkpoint cannot be prepared; command line exit status 2
-    ├── ServeError           a server cannot be started as asked; command line exit status 2
-    ├── CheckpointError      a prepared directory does not fit the model that should load it
-    └── UnsupportedError     a setting that this package refuses instead of ignoring it
+FactoryError
+├── RequestError         a client's request is wrong; also a ValueError, which vLLM answers with HTTP 400
+├── EngineResultError    the engine answered, but the answer must not be served; HTTP 500
+├── TransportError       a blob between io processor and pooler is malformed
+├── PrepError            a checkpoint cannot be prepared; command line exit status 2
+├── ServeError           a server cannot be started as asked; command line exit status 2
+├── CheckpointError      a prepared directory does not fit the model that should load it
+└── UnsupportedError     a setting that this package refuses instead of ignoring it
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,6 +74,8 @@ class Varlen:
         self.starts = (np.cumsum(self.lengths) - self.lengths).tolist()
         self.device = device
         self._groupings: dict[int, Grouping] = {}
+        #: For what layers derive from the boundaries alone, so that the first computes it for all.
+        self.memo: dict[Any, torch.Tensor] = {}
 
     def grouping(self, budget: int) -> Grouping:
         """Padded groups, each with at most ``budget`` of B·L·L (or one sequence).

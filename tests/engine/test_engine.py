@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from checkpoints import LABELS, TEXTS
 from conftest import Library
 from harness import assert_same_entities
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.deberta_gliner]
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
 from vllm import LLM, PoolingParams  # noqa: E402

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+
 from checkpoints import LABELS, TEXTS
 from conftest import RECIPES, Library
 from harness import assert_same_entities
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.deberta_gliner]
 
 ENGINE_RECIPES = ["span-v3", "span-v2-conv", "token-v3", "span-fused-layers", "token-spans"]
 
@@ -39,22 +40,27 @@ def test_every_variant_equals_the_library_on_the_same_gpu(name: str, library: Li
         assert_same_entities(one, expected)
 
 
+def ask(llm: Any, data: dict[str, Any]) -> Any:
+    return llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)[0].outputs
+
+
 @pytest.mark.parametrize("name", ENGINE_RECIPES)
 def test_vllm_equals_the_library_on_the_same_gpu(name: str, library: Library) -> None:
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    def ask(data: dict[str, Any]) -> Any:
-        return llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)[0].outputs
-
     llm = LLM(
-        str(library.prepared(name)), dtype="float32", enforce_eager=True, gpu_memory_utilization=0.3, max_num_seqs=32
+        str(library.prepared(name)),
+        dtype="float32",
+        enforce_eager=True,
+        gpu_memory_utilization=0.3,
+        max_num_seqs=32,
     )
     try:
         reference = library.reference(name).to("cuda")
         want = [reference.predict_entities(text, LABELS, threshold=0.3) for text in TEXTS]
-        alone = [ask({"text": text, "labels": LABELS, "threshold": 0.3}) for text in TEXTS]
-        together = ask({"text": TEXTS * 4, "labels": LABELS, "threshold": 0.3})
+        alone = [ask(llm, {"text": text, "labels": LABELS, "threshold": 0.3}) for text in TEXTS]
+        together = ask(llm, {"text": TEXTS * 4, "labels": LABELS, "threshold": 0.3})
         for index, got in enumerate([*alone, *together]):
             assert_same_entities(got, want[index % len(TEXTS)])
     finally:

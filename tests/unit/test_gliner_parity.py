@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from checkpoints import LABELS, TEXTS
 from conftest import RECIPES, Library
 from harness import assert_same_entities
+
+pytestmark = pytest.mark.deberta_gliner
 
 MODES = [
     {"threshold": 0.5},
@@ -18,9 +21,7 @@ MODES = [
     {"threshold": 0.3, "multi_label": True},
     {"threshold": 0.35, "flat_ner": False, "multi_label": True},
 ]
-EXPECTED_BY_NAME = {
-    f"{name}-{index}": (name, options) for name in RECIPES for index, options in enumerate(MODES)
-}
+EXPECTED_BY_NAME = {f"{name}-{index}": (name, options) for name in RECIPES for index, options in enumerate(MODES)}
 
 
 @pytest.mark.parametrize(("name", "options"), EXPECTED_BY_NAME.values(), ids=EXPECTED_BY_NAME)

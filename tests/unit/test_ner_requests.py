@@ -31,21 +31,36 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "labels not strings": ({**GOOD, "labels": ["a", 1]}, "labels[1]: expected a string (got 1)"),
     "description not a string": ({**GOOD, "labels": {"a": 1}}, "labels.a: expected a string (got 1)"),
     "too many labels": ({**GOOD, "labels": list("abcdef")}, "labels: 6 labels; one request takes 5"),
-    "equal descriptions": ({**GOOD, "labels": {"a": "x", "b": "x"}}, "labels['b']: the same description as 'a'"),
-    "surrogate in a text": ({**GOOD, "text": ["a", "b\ud800"]}, "text[1]: not valid Unicode: a lone surrogate"),
+    "equal descriptions": (
+        {**GOOD, "labels": {"a": "x", "b": "x"}},
+        "labels['b']: the same description as 'a'",
+    ),
+    "surrogate in a text": (
+        {**GOOD, "text": ["a", "b\ud800"]},
+        "text[1]: not valid Unicode: a lone surrogate",
+    ),
     "surrogate in a label": ({**GOOD, "labels": ["\udfff"]}, "labels[0]: not valid Unicode"),
     "surrogate in a description": ({**GOOD, "labels": {"a": "\ud800"}}, "labels['a']: not valid Unicode"),
     "surrogate as a field": ({**GOOD, "\ud800": 1}, "not valid Unicode"),
     "threshold NaN": ({**GOOD, "threshold": math.nan}, "threshold: expected a finite number (got nan)"),
     "threshold infinite": ({**GOOD, "threshold": math.inf}, "threshold: expected a finite number (got inf)"),
     "threshold huge": ({**GOOD, "threshold": 10**400}, "threshold: expected a finite number"),
-    "threshold below": ({**GOOD, "threshold": -1}, "threshold: Input should be greater than or equal to 0 (got -1)"),
-    "threshold above": ({**GOOD, "threshold": 2}, "threshold: Input should be less than or equal to 1 (got 2)"),
+    "threshold below": (
+        {**GOOD, "threshold": -1},
+        "threshold: Input should be greater than or equal to 0 (got -1)",
+    ),
+    "threshold above": (
+        {**GOOD, "threshold": 2},
+        "threshold: Input should be less than or equal to 1 (got 2)",
+    ),
     "threshold a string": ({**GOOD, "threshold": "0.5"}, "threshold: expected a number (got '0.5')"),
     "threshold a bool": ({**GOOD, "threshold": True}, "threshold: expected a number (got True)"),
     "threshold null": ({**GOOD, "threshold": None}, "threshold: expected a number (got None)"),
     "flat_ner not a bool": ({**GOOD, "flat_ner": 1}, "flat_ner: expected true or false (got 1)"),
-    "truncation unknown": ({**GOOD, "truncation": "cut"}, "truncation: Input should be 'error', 'truncate' or 'window'"),
+    "truncation unknown": (
+        {**GOOD, "truncation": "cut"},
+        "truncation: Input should be 'error', 'truncate' or 'window'",
+    ),
     "unknown field": ({**GOOD, "lables": []}, "lables: unknown field; known are text, labels"),
 }
 

@@ -53,7 +53,10 @@ def test_imports_run_one_way(file: Path) -> None:
 
 def test_only_compat_knows_vllm_versions() -> None:
     offenders = [
-        str(file) for file in SOURCES if "compat" not in file.parts and re.search(r"\bvllm\.__version__|VersionInfo|version\.parse", file.read_text())
+        str(file)
+        for file in SOURCES
+        if "compat" not in file.parts
+        and re.search(r"\bvllm\.__version__|VersionInfo|version\.parse", file.read_text())
     ]
     assert not offenders
 

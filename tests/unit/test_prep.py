@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from checkpoints import LABELS, TEXTS
 from conftest import Library
 from harness import LocalEngine, assert_same_entities
-from safetensors.torch import load_file, save_file
-
 from vllm_factory.prep.cli import main
+
+pytestmark = pytest.mark.deberta_gliner
 
 Edit = Callable[[Path], None]
 
@@ -54,7 +56,10 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "no gliner_config.json": (remove("gliner_config.json"), "is no checkpoint"),
     "damaged JSON": (write("gliner_config.json", "{"), "gliner_config.json cannot be read as JSON"),
     "not an object": (write("gliner_config.json", "[]"), "expected an object"),
-    "no weights": (remove("model.safetensors"), "no weights; looked for model.safetensors and pytorch_model.bin"),
+    "no weights": (
+        remove("model.safetensors"),
+        "no weights; looked for model.safetensors and pytorch_model.bin",
+    ),
     "damaged weights": (write("model.safetensors", "nonsense"), "the weights cannot be read"),
     "damaged tokenizer": (write("tokenizer.json", "{}"), "tokenizer files cannot be loaded"),
     "bi-encoder": (change_config(labels_encoder="x"), "bi-encoder model (labels_encoder is set)"),
@@ -63,12 +68,21 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "streaming": (change_config(model_type="gliner_streaming_span"), "streaming model"),
     "another encoder": (change_config(encoder_config={"model_type": "mt5"}), "a GLiNER on 'mt5'"),
     "compressed prompts": (change_config(precomputed_prompts_mode=True), "precomputed_prompts_mode is set"),
-    "context encoder": (change_config(span_encoder_config={"model_type": "rnn"}), "span_encoder_config is set"),
+    "context encoder": (
+        change_config(span_encoder_config={"model_type": "rnn"}),
+        "span_encoder_config is set",
+    ),
     "unknown span mode": (change_config(span_mode="token-level"), "span_mode 'token-level'; known are"),
     "encoder only named": (change_config(encoder_config=...), "only names its encoder"),
     "wrong marker id": (change_config(class_token_index=3), "class_token_index 3"),
-    "missing tensor": (change_weights(lambda t: t.pop("prompt_rep_layer.0.bias")), "no tensor fills head.prompt_rep"),
-    "tensor too many": (change_weights(lambda t: t.update({"extra.x": torch.ones(1)})), "no parameter takes extra.x"),
+    "missing tensor": (
+        change_weights(lambda t: t.pop("prompt_rep_layer.0.bias")),
+        "no tensor fills head.prompt_rep",
+    ),
+    "tensor too many": (
+        change_weights(lambda t: t.update({"extra.x": torch.ones(1)})),
+        "no parameter takes extra.x",
+    ),
     "wrong shape": (change_config(max_width=7, span_mode="mlp"), "weights and configuration disagree"),
     "encoder contradicts": (
         change_config(encoder_config={"model_type": "deberta-v2", "hidden_size": 32, "num_attention_heads": 5}),
@@ -171,7 +185,9 @@ def test_an_old_checkpoint_leaves_the_markers_to_the_loader(library: Library, tm
     (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
     config = json.loads((checkpoint / "tokenizer_config.json").read_text())
     config["added_tokens_decoder"] = {
-        key: value for key, value in config.get("added_tokens_decoder", {}).items() if value["content"] not in markers
+        key: value
+        for key, value in config.get("added_tokens_decoder", {}).items()
+        if value["content"] not in markers
     }
     config["extra_special_tokens"] = []
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))

@@ -13,13 +13,13 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
-from vllm import PoolingParams  # noqa: E402
+from vllm import PoolingParams
 
-from vllm_factory.errors import EngineResultError, RequestError  # noqa: E402
-from vllm_factory.io.pipeline import Encoded, Prompt  # noqa: E402
-from vllm_factory.io.processor import FactoryIOProcessor  # noqa: E402
-from vllm_factory.pooling import transport  # noqa: E402
-from vllm_factory.pooling.protocol import Status  # noqa: E402
+from vllm_factory.errors import EngineResultError, RequestError
+from vllm_factory.io.pipeline import Encoded, Prompt
+from vllm_factory.io.processor import FactoryIOProcessor
+from vllm_factory.pooling import transport
+from vllm_factory.pooling.protocol import Status
 
 ECHO = 7
 

@@ -201,9 +201,7 @@ def test_flags_on_the_cpu(prepared: Path) -> None:
 @pytest.mark.parametrize(
     ("stored", "expected"), [("float32", ["bfloat16"]), ("bfloat16", ["bfloat16"]), ("float16", [])]
 )
-def test_dtype_on_a_gpu(
-    stored: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dtype_on_a_gpu(stored: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_build(monkeypatch, GPU)
     got = flags(write_prepared(tmp_path / "model", dtype=stored))
     assert [value for flag, value in itertools.pairwise(got) if flag == "--dtype"] == expected
@@ -331,9 +329,7 @@ def test_what_no_plugin_serves(files: dict[str, Any], argv: list[str], message: 
 
 
 @pytest.mark.parametrize("revision", [[], ["--revision", "v1"]], ids=["main", "revision"])
-def test_hub_id(
-    revision: list[str], unprepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_id(revision: list[str], unprepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it lies in huggingface_hub's cache: a revision is for finding it, vLLM gets a directory."""
     repository = tmp_path / "hub" / "models--org--ner"
     (repository / "refs").mkdir(parents=True)
@@ -366,9 +362,7 @@ def test_no_such_directory_or_repository() -> None:
         (Build("vllm", "0.18.3"), "vllm 0.18.3 is too old; 0.19 or newer"),
     ],
 )
-def test_no_usable_vllm(
-    build: Build | None, message: str, prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_usable_vllm(build: Build | None, message: str, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_build(monkeypatch, build)
     with pytest.raises(ServeError, match=message):
         planned(prepared)
@@ -636,9 +630,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
     ],
     ids=["ends", "hangs"],
 )
-def test_running_server_says_why_there_is_none(
-    code: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_server_says_why_there_is_none(code: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testing, "make_plan", stand_in_plan(code))
     with pytest.raises(FactoryError, match=message) as caught, testing.running_server("m", deadline=1.0):
         pass

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
-from checkpoints import LABELS, TEXTS
-from conftest import Library
-from harness import LocalEngine, assert_same_entities
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoints import LABELS, TEXTS
+from conftest import Library
+from harness import LocalEngine, assert_same_entities
 from vllm_factory.errors import RequestError
 from vllm_factory.io.gliner import merge_windows
 from vllm_factory.io.windows import Window, windows
+
+pytestmark = pytest.mark.deberta_gliner
 
 LONG = " ".join(TEXTS * 3)
 
@@ -32,7 +36,7 @@ def test_windows_cover_every_word_within_bounds(
     for window in placed:
         assert 1 <= window.end - window.start <= max_words
         assert window.end - window.start == 1 or sum(counts[window.start : window.end]) <= max_tokens
-    for before, after in zip(placed, placed[1:], strict=False):
+    for before, after in pairwise(placed):
         assert before.start < after.start <= before.end
 
 
@@ -107,7 +111,7 @@ def test_error_mode_names_the_text_and_the_numbers(library: Library) -> None:
 
 def test_too_many_label_tokens_are_refused(library: Library) -> None:
     small = LocalEngine(library.prepared("span-v3"), max_tokens=32)
-    with pytest.raises(RequestError, match="labels: 7 labels are .* tokens"):
+    with pytest.raises(RequestError, match=r"labels: 7 labels are .* tokens"):
         small.answer(text="a", labels=LABELS)
 
 

@@ -29,7 +29,7 @@ from vllm_factory.varlen import Varlen
 
 
 @dataclass
-class BoundaryMetadata(AttentionMetadata):
+class BoundaryMetadata(AttentionMetadata):  # type: ignore[misc]
     """Tokens of each request of the step, on the host. Zeros are padding."""
 
     lengths: list[int]

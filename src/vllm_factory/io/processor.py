@@ -45,7 +45,7 @@ class _InFlight:
 _pending: ContextVar[_InFlight | None] = ContextVar("vllm_factory_pending", default=None)
 
 
-class FactoryIOProcessor(IOProcessor):  # type: ignore[misc, type-arg]
+class FactoryIOProcessor(IOProcessor):  # type: ignore[misc]
     """Base of every plugin's io processor. Subclasses say how to build their pipeline."""
 
     def __init__(self, vllm_config: VllmConfig, renderer: Any = None) -> None:
@@ -125,7 +125,8 @@ def _raise_for(status: Status) -> None:
         return
     if status is Status.BAD_BLOB:
         raise RequestError(
-            "data", "the prompt was changed on its way (truncate_prompt_tokens?); send the request without that"
+            "data",
+            "the prompt was changed on its way (truncate_prompt_tokens?); send the request without that",
         )
     if status is Status.TOO_MANY:
         raise RequestError(

@@ -40,11 +40,14 @@ class RelativeTables:
     pos_key: torch.Tensor | None
     pos_query: torch.Tensor | None
 
-    def index(self, length: int) -> torch.Tensor:
-        """``[L, L]`` rows of the tables for query i and key j."""
-        max_len = (self.bucket.shape[0] + 1) // 2
-        position = torch.arange(length, device=self.bucket.device)
-        return self.bucket[position[:, None] - position[None, :] + (max_len - 1)]
+    def index(self, length: int, varlen: Varlen) -> torch.Tensor:
+        """``[L, L]`` rows of the tables for query i and key j; all layers share ``bucket`` and so this."""
+        key = ("relative", length)
+        if key not in varlen.memo:
+            max_len = (self.bucket.shape[0] + 1) // 2
+            position = torch.arange(length, device=self.bucket.device)
+            varlen.memo[key] = self.bucket[position[:, None] - position[None, :] + (max_len - 1)]
+        return varlen.memo[key]
 
 
 def log_bucket(distance: torch.Tensor, num_buckets: int, max_position: int) -> torch.Tensor:
@@ -107,6 +110,7 @@ def disentangled_attention_torch(
             group.pad(value).transpose(1, 2),
             tables,
             group,
+            varlen,
         )
         contexts.append(context.transpose(1, 2).flatten(2))
     return grouping.unpad(contexts, query.shape[0])
@@ -118,22 +122,28 @@ def _group_attention(
     value: torch.Tensor,
     tables: RelativeTables | None,
     group: PaddedGroup,
+    varlen: Varlen,
 ) -> torch.Tensor:
     """``[B, H, L, D]`` each, to ``[B, H, L, D]``."""
     terms = 1 if tables is None else 1 + sum(t is not None for t in (tables.pos_key, tables.pos_query))
     scale = math.sqrt(query.shape[-1] * terms)
     scores = query @ (key / scale).transpose(-1, -2)
     if tables is not None:
-        scores = _add_position_terms(scores, query, key, tables, scale)
+        index = tables.index(query.shape[2], varlen)
+        scores = _add_position_terms(scores, query, key, tables, index.expand_as(scores), scale)
     if group.mask is not None:
         scores = scores.masked_fill(~group.mask[:, None, None, :], torch.finfo(scores.dtype).min)
     return torch.softmax(scores, dim=-1) @ value
 
 
 def _add_position_terms(
-    scores: torch.Tensor, query: torch.Tensor, key: torch.Tensor, tables: RelativeTables, scale: float
+    scores: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    tables: RelativeTables,
+    index: torch.Tensor,
+    scale: float,
 ) -> torch.Tensor:
-    index = tables.index(query.shape[2]).expand(*scores.shape)
     if tables.pos_key is not None:
         c2p = query @ tables.pos_key.transpose(-1, -2)
         scores = scores + torch.gather(c2p, -1, index) / scale

@@ -10,7 +10,7 @@ Shape legend: T tokens, E hidden size, H heads, D head size, P rows of the relat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -279,9 +279,7 @@ class DebertaEncoder(nn.Module):
         if config.relative_attention:
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
         norms = [part.strip() for part in config.norm_rel_ebd.lower().split("|")]
-        self.LayerNorm = (
-            nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if "layer_norm" in norms else None
-        )
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if "layer_norm" in norms else None
 
     def build_tables(self, max_len: int) -> None:
         """Precompute the position tables of every layer for sequences of up to ``max_len`` tokens."""
@@ -291,14 +289,17 @@ class DebertaEncoder(nn.Module):
         bucket = bucket_table(max_len, self.config.position_buckets, self.config.max_distance, rows.device)
         if self.LayerNorm is not None:
             rows = self.LayerNorm(rows)
-        for layer in self.layer:
+        for layer in self._layers():
             layer.attention.self.build_tables(rows, bucket)
+
+    def _layers(self) -> Iterator[DebertaLayer]:
+        return (layer for layer in self.layer if isinstance(layer, DebertaLayer))
 
     def forward(self, embeddings: torch.Tensor, varlen: Varlen) -> list[torch.Tensor]:
         """Outputs of all layers, each ``[T, E]``."""
         outputs: list[torch.Tensor] = []
         hidden = embeddings
-        for number, layer in enumerate(self.layer):
+        for number, layer in enumerate(self._layers()):
             hidden = layer(hidden, varlen)
             if number == 0 and self.conv is not None:
                 hidden = self.conv(embeddings, hidden, varlen)

@@ -1,8 +1,8 @@
 """GLiNER heads: entity candidates from encoder states. Plain torch, no vLLM import.
 
-Both heads work on all requests of an engine step at once, in padded groups of bounded memory. Thresholding
-happens on the device; what leaves is one row per candidate. The host waits for the device three times a group:
-for the number of candidates, their indices and their scores.
+Both heads work on all requests of an engine step at once: words, labels and LSTM in padded groups, spans in
+parts of a group whose memory is bounded. Thresholding happens on the device; what leaves is one row per
+candidate. The host waits for the device a few times a part: for the number of candidates, and for them.
 
 The blob of a request holds, in this order:
 
@@ -29,11 +29,13 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vllm_factory.errors import TransportError
-from vllm_factory.pooling.protocol import PoolerResult, Status
 from vllm_factory.poolers.gliner_config import GlinerConfig
 from vllm_factory.poolers.span_layers import TokenMarker, projection, span_layer
+from vllm_factory.pooling.protocol import PoolerResult, Status
 
-#: Rows of the widest activation that one group may have (a row is four hidden sizes wide).
+#: Padded words of one group: the LSTM runs once a group, and its steps cannot be batched otherwise.
+WORD_BUDGET = 2**17
+#: Rows of the widest activation that one part of a group may have (a row is four hidden sizes wide).
 ROW_BUDGET = 2**16
 #: Candidates that one request may have; more means that the threshold selects nothing in particular.
 MAX_CANDIDATES = 2**18
@@ -66,6 +68,20 @@ class Group(NamedTuple):
     lengths: list[int]
     num_labels: torch.Tensor
     threshold: torch.Tensor
+
+    def part(self, first: int, last: int) -> Group:
+        """Requests ``first:last``, with no more padding than they need."""
+        lengths = self.lengths[first:last]
+        rows = slice(first, last)
+        words = self.words[rows, : max(lengths)]
+        return Group(
+            words,
+            self.labels[rows],
+            self.num_words[rows],
+            lengths,
+            self.num_labels[rows],
+            self.threshold[rows],
+        )
 
     @property
     def word_mask(self) -> torch.Tensor:
@@ -135,27 +151,18 @@ class GlinerPooler(nn.Module):
         self, hidden_states: torch.Tensor, starts: Sequence[int], requests: Sequence[GlinerRequest]
     ) -> list[PoolerResult]:
         """See :class:`~vllm_factory.pooling.protocol.FactoryPooler`."""
-        results = [_result([], [], [], []) for _ in requests]
+        results = [_result(np.empty((3, 0)), np.empty(0)) for _ in requests]
         states = hidden_states if self.projection is None else self.projection(hidden_states)
-        for members in self._split(requests):
-            group = self._group(states, [starts[i] for i in members], [requests[i] for i in members])
-            for index, result in zip(members, self._group_results(group), strict=True):
-                results[index] = result
-        return results
-
-    def _split(self, requests: Sequence[GlinerRequest]) -> list[list[int]]:
-        """Requests with words, longest first, in groups of bounded memory."""
+        # Longest first: neighbours are of similar length, and little of a group is padding.
         order = sorted((i for i, r in enumerate(requests) if r.num_words), key=lambda i: -requests[i].num_words)
-        groups: list[list[int]] = []
-        largest = 0
-        for index in order:
-            rows = self.rows(requests[index])
-            if not groups or (len(groups[-1]) + 1) * max(largest, rows) > ROW_BUDGET:
-                groups.append([])
-                largest = 0
-            groups[-1].append(index)
-            largest = max(largest, rows)
-        return groups
+        for first, last in _runs([requests[i].num_words for i in order], WORD_BUDGET):
+            members = order[first:last]
+            group = self._group(states, [starts[i] for i in members], [requests[i] for i in members])
+            for begin, end in _runs([self.rows(requests[i]) for i in members], ROW_BUDGET):
+                found = self._results(group.part(begin, end))
+                for index, result in zip(members[begin:end], found, strict=True):
+                    results[index] = result
+        return results
 
     def _group(self, states: torch.Tensor, starts: list[int], requests: list[GlinerRequest]) -> Group:
         device = states.device
@@ -177,20 +184,22 @@ class GlinerPooler(nn.Module):
 
     def _contextualise(self, words: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         assert self.rnn is not None
-        packed = pack_padded_sequence(words, torch.tensor(lengths, device="cpu"), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(
+            words, torch.tensor(lengths, device="cpu"), batch_first=True, enforce_sorted=False
+        )
         # cuDNN would compute a float32 LSTM in TF32, whose rounding depends on the batch.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             states = self.rnn(packed)[0]
         return pad_packed_sequence(states, batch_first=True, total_length=words.shape[1])[0]
 
-    def _group_results(self, group: Group) -> list[PoolerResult]:
+    def _results(self, group: Group) -> list[PoolerResult]:
         limits = _Limits(group)
         found = self.candidates(group, limits)
         indices = torch.stack([found.request, found.start, found.end, found.label]).to(torch.int32).cpu().numpy()
         scores = found.score.cpu().numpy()
         bounds = np.searchsorted(indices[0], np.arange(len(group.lengths) + 1))
         return [
-            _result(*indices[1:, a:b], scores[a:b]) if status is Status.OK else PoolerResult(status)
+            _result(indices[1:, a:b], scores[a:b]) if status is Status.OK else PoolerResult(status)
             for status, a, b in zip(limits.statuses, bounds[:-1], bounds[1:], strict=True)
         ]
 
@@ -228,13 +237,13 @@ class GlinerSpanPooler(GlinerPooler):
         return request.num_words * self.config.max_width
 
     def logits(self, group: Group) -> torch.Tensor:
-        """``[B, W, K, C]``."""
+        """``[B, W, K, C]`` float32: the last product's sum is worth more digits than a 16-bit type has."""
         spans = self.span_rep_layer(group.words, group.num_words)
-        return torch.einsum("bwkd,bcd->bwkc", spans, self.prompt_rep_layer(group.labels))
+        return torch.einsum("bwkd,bcd->bwkc", spans.float(), self.prompt_rep_layer(group.labels).float())
 
     def candidates(self, group: Group, limits: _Limits) -> Candidates:
         logits = self.logits(group)
-        score = torch.sigmoid(logits).float()
+        score = torch.sigmoid(logits)
         inside = self._inside(group).unsqueeze(-1) & group.label_mask[:, None, None, :]
         above = inside & (score > group.threshold[:, None, None, None])
         finite = (logits.isfinite() | ~inside).flatten(1).all(1)
@@ -294,7 +303,7 @@ class GlinerTokenPooler(GlinerPooler):
         inside = (group.word_mask[:, :, None] & group.label_mask[:, None, :]).unsqueeze(-1)
         finite = (logits.isfinite() | ~inside).flatten(1).all(1)
         # [B, C, W] each: a label's words lie side by side.
-        start, end, within = torch.sigmoid(logits).float().masked_fill(~inside, -1.0).permute(3, 0, 2, 1)
+        start, end, within = torch.sigmoid(logits.float()).masked_fill(~inside, -1.0).permute(3, 0, 2, 1)
         pairs = self._pairs(start, end, within, group, limits, finite)
         return pairs if self.span_rep_layer is None else self._rescore(pairs, group, limits, finite)
 
@@ -334,7 +343,7 @@ class GlinerTokenPooler(GlinerPooler):
         assert self.span_rep_layer is not None
         spans = self.span_rep_layer(group.words, pairs.request, pairs.start, pairs.end)
         logits = torch.einsum("nd,ncd->nc", spans, group.labels[pairs.request])
-        score = torch.sigmoid(logits).float()
+        score = torch.sigmoid(logits.float())
         mask = group.label_mask[pairs.request]
         above = (score > group.threshold[pairs.request, None]) & mask
         counts = torch.zeros_like(group.num_words).index_add_(0, pairs.request, above.sum(1))
@@ -351,6 +360,18 @@ def gliner_pooler(config: GlinerConfig, encoder_size: int) -> GlinerPooler:
     return head(config, encoder_size)
 
 
+def _runs(sizes: Sequence[int], budget: int) -> list[tuple[int, int]]:
+    """Neighbours ``first:last`` whose number times largest size is within ``budget``; or one alone."""
+    runs: list[tuple[int, int]] = []
+    first, largest = 0, 0
+    for index, size in enumerate(sizes):
+        if index > first and (index - first + 1) * max(largest, size) > budget:
+            runs.append((first, index))
+            first, largest = index, 0
+        largest = max(largest, size)
+    return [*runs, (first, len(sizes))] if sizes else []
+
+
 def _check_words(words: np.ndarray, num_tokens: int, bounds: bool) -> None:
     lowest, highest = (0, num_tokens) if bounds else (-1, num_tokens - 1)
     if words.size and (words.min() < lowest or words.max() > highest):
@@ -359,9 +380,9 @@ def _check_words(words: np.ndarray, num_tokens: int, bounds: bool) -> None:
         raise TransportError("the words' tokens do not follow each other")
 
 
-def _result(start: Sequence[int], end: Sequence[int], label: Sequence[int], score: Sequence[float]) -> PoolerResult:
-    arrays = (*(np.asarray(a, np.int32) for a in (start, end, label)), np.asarray(score, np.float32))
-    return PoolerResult(Status.OK, arrays)
+def _result(indices: np.ndarray, scores: np.ndarray) -> PoolerResult:
+    """``[3, N]`` start, end, label and ``[N]`` scores, as the decoder wants them."""
+    return PoolerResult(Status.OK, (*indices.astype(np.int32), scores.astype(np.float32)))
 
 
 def _gather(states: torch.Tensor, rows: list[np.ndarray]) -> torch.Tensor:
@@ -377,7 +398,9 @@ def _pool_words(states: torch.Tensor, bounds: list[np.ndarray], mode: str) -> to
     """Mean or maximum over each word's tokens; ``bounds`` are ``[W + 1]`` rows of ``states`` a request."""
     longest = max(b.size for b in bounds) - 1
     tokens = np.concatenate([np.arange(b[0], b[-1]) for b in bounds])
-    words = np.concatenate([np.repeat(np.arange(b.size - 1), np.diff(b)) + i * longest for i, b in enumerate(bounds)])
+    words = np.concatenate(
+        [np.repeat(np.arange(b.size - 1), np.diff(b)) + i * longest for i, b in enumerate(bounds)]
+    )
     index = torch.from_numpy(np.stack([tokens, words])).to(states.device, non_blocking=True)
     pooled = states.new_zeros(len(bounds) * longest, states.shape[1])
     target = index[1].unsqueeze(-1).expand(-1, states.shape[1])
@@ -413,7 +436,6 @@ def _range_min(
         shifted = torch.cat([levels[-1][..., shift:], levels[-1][..., :shift]], dim=-1)
         levels.append(torch.minimum(levels[-1], shifted))
     table = torch.stack(levels)
-    length = last - first + 1
-    level = torch.floor(torch.log2(length.double())).long()
-    right = last - 2**level + 1
-    return torch.minimum(table[level, request, label, first], table[level, request, label, right])
+    exponent = torch.floor(torch.log2((last - first + 1).double())).long()
+    right = last - 2**exponent + 1
+    return torch.minimum(table[exponent, request, label, first], table[exponent, request, label, right])

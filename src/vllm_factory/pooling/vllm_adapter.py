@@ -35,9 +35,7 @@ class VllmPoolerAdapter(Pooler):  # type: ignore[misc]
         """The pooler's one native task."""
         return {self.pooler.task}
 
-    def forward(
-        self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata
-    ) -> list[torch.Tensor | None]:
+    def forward(self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata) -> list[torch.Tensor | None]:
         """One tensor a request: a packed blob as uint8, a zero, or ``None`` while its prompt is unfinished."""
         lengths = pooling_metadata.pooling_cursor.num_scheduled_tokens_cpu.tolist()
         outputs: list[torch.Tensor | None] = [torch.zeros(1) for _ in lengths]

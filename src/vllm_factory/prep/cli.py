@@ -59,9 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Exit status 0, or 2 when the input is not what it claims to be."""
     arguments = parser().parse_args(argv)
     try:
-        summary = prepare(
-            arguments.model, arguments.output, revision=arguments.revision, force=arguments.force
-        )
+        summary = prepare(arguments.model, arguments.output, revision=arguments.revision, force=arguments.force)
     except FactoryError as error:
         console.print(f"vllm-factory-prep: {error}", markup=False)
         return 2

@@ -18,7 +18,9 @@ class DebertaGlinerNetwork(nn.Module):
         super().__init__()
         encoder, head = config
         self.backbone = DebertaModel(encoder)
-        self.layers_fuser = LayersFuser(encoder.num_hidden_layers, encoder.hidden_size) if head.fuse_layers else None
+        self.layers_fuser = (
+            LayersFuser(encoder.num_hidden_layers, encoder.hidden_size) if head.fuse_layers else None
+        )
         self.head = gliner_pooler(head, encoder.hidden_size)
 
     def prepare(self, max_len: int) -> None:

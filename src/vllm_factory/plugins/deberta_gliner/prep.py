@@ -75,7 +75,7 @@ def prepare(source: Source, output: Path) -> dict[str, str]:
     _save_tokenizer(tokenizer, output)
     save_file({name: t.contiguous().clone() for name, t in tensors.items()}, output / "model.safetensors")
     dtype = str(tensors[EMBEDDINGS].dtype).removeprefix("torch.")
-    write_json(output / "config.json", _hf_config(source, config, backbone, values, tokenizer, dtype))
+    write_json(output / "config.json", _hf_config(source, config, backbone, tokenizer, dtype))
     return {
         "plugin": "deberta_gliner",
         "head": f"{config.head.span_mode}, width {config.head.max_width}, {config.head.num_rnn_layers} LSTM layers",
@@ -158,7 +158,6 @@ def _hf_config(
     source: Source,
     config: DebertaGlinerConfig,
     backbone: dict[str, Any],
-    values: dict[str, Any],
     tokenizer: Any,
     dtype: str,
 ) -> dict[str, Any]:
@@ -184,7 +183,9 @@ def _hf_config(
             "prepared_from": Path(source.name).name if Path(source.name).is_dir() else source.name,
             # Where the library's own tokenizer call cuts; "truncation": "truncate" cuts there too.
             "tokenizer_max_length": min(tokenizer.model_max_length, 10**9),
-            "backbone": {key: backbone[key] for key in sorted(type(encoder).__dataclass_fields__) if key in backbone},
+            "backbone": {
+                key: backbone[key] for key in sorted(type(encoder).__dataclass_fields__) if key in backbone
+            },
             "head": head_values,
         },
     }

@@ -1,0 +1,188 @@
+"""Are a real server's answers the reference library's?
+
+For every plugin: the library builds and saves a small checkpoint with random weights, ``vllm-factory-serve``
+prepares and serves it, and all answers over HTTP, requested at once so that the engine batches them, are
+compared with the library's: the same entities, scores within 1e-4. Exit status 1 when one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from rich.console import Console
+from rich.table import Table
+
+from vllm_factory.errors import FactoryError
+from vllm_factory.registry import PLUGINS, plugin
+from vllm_factory.serving.testing import Server, running_server
+
+TOLERANCE = 1e-4
+#: Requests in flight at once.
+CONCURRENCY = 16
+
+Data = dict[str, Any]
+Entities = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One checkpoint and what is asked of it.
+
+    Attributes:
+        name: For the table.
+        checkpoint: Directory as the reference library saved it.
+        requests: The ``data`` of each request.
+        reference: The library's answer to one of them.
+    """
+
+    name: str
+    checkpoint: Path
+    requests: list[Data]
+    reference: Callable[[Data], Entities]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the comparison of a case found.
+
+    Attributes:
+        entities: How many entities the library found in all requests.
+        difference: The greatest difference of two scores of the same entity.
+        problems: One line for each request whose answer differs.
+    """
+
+    entities: int
+    difference: float
+    problems: list[str]
+
+
+def deberta_gliner(directory: Path) -> Iterator[Case]:
+    """A span and a token-level checkpoint, asked in all modes."""
+    # Beside the tests, which build the same ones; outside the package, so not a plain import here.
+    made = import_module("checkpoints")
+    modes = [
+        {"threshold": 0.5},
+        {"threshold": 0.2, "flat_ner": False},
+        {"threshold": 0.3, "multi_label": True},
+        {"threshold": 0.35, "flat_ner": False, "multi_label": True},
+    ]
+    requests = [
+        {"text": text, "labels": made.LABELS[: 1 + index % len(made.LABELS)], **mode}
+        for index, (text, mode) in enumerate(itertools.product(made.TEXTS, modes))
+    ]
+    for recipe in (
+        made.Recipe("span-v3"),
+        made.Recipe("token-v3", head={"span_mode": "token_level"}, seed=40),
+    ):
+        checkpoint = made.build(recipe, directory)
+        model = made.load(checkpoint)
+
+        def reference(data: Data, model: Any = model) -> Entities:
+            entities: Entities = model.predict_entities(**data)
+            return entities
+
+        yield Case(recipe.name, checkpoint, requests, reference)
+
+
+#: Cases by plugin. A plugin of the registry without any is an error: nothing goes untested in silence.
+CASES: dict[str, Callable[[Path], Iterator[Case]]] = {"deberta_gliner": deberta_gliner}
+
+
+def ask(server: Server, data: Data) -> Any:
+    """The answer to one request."""
+    request = urllib.request.Request(
+        f"{server.url}/pooling",
+        json.dumps({"model": server.model, "data": data}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.load(response)["data"]
+
+
+def compare(case: Case, answers: Sequence[Entities]) -> Outcome:
+    """The server's answers against the library's."""
+    found, difference, problems = 0, 0.0, []
+    for data, answer in zip(case.requests, answers, strict=True):
+        wanted = case.reference(data)
+        expected = {_key(entity): entity["score"] for entity in wanted}
+        got = {_key(entity): entity["score"] for entity in answer}
+        found += len(wanted)
+        differences = [abs(got[key] - expected[key]) for key in expected.keys() & got.keys()]
+        difference = max([difference, *differences])
+        same = expected.keys() == got.keys() and len(wanted) == len(answer)
+        if not same or not all(each <= TOLERANCE for each in differences):
+            problems.append(f"{data}: server {got}, library {expected}")
+    if not found:
+        problems.append("the library found nothing at all, so nothing was compared")
+    return Outcome(found, difference, problems)
+
+
+def _key(entity: dict[str, Any]) -> tuple[Any, ...]:
+    return entity["start"], entity["end"], entity["label"], entity["text"]
+
+
+def run(case: Case, scratch: Path, console: Console) -> Outcome:
+    """Serve one case and compare."""
+    with (
+        console.status(f"{case.name}: starting a server") as status,
+        running_server(case.checkpoint, "--cache-dir", str(scratch / "cache")) as server,
+    ):
+        status.update(f"{case.name}: {len(case.requests)} requests, {CONCURRENCY} at once")
+        with ThreadPoolExecutor(CONCURRENCY) as pool:
+            answers = list(pool.map(lambda data: ask(server, data), case.requests))
+        return compare(case, answers)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    result.add_argument("--plugin", metavar="P", help="only this plugin; all of them when absent")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, 1 when an answer differs or a server fails, 2 for a plugin that there is not."""
+    arguments = parser().parse_args(argv)
+    console = Console(highlight=False)
+    try:
+        names = [plugin(arguments.plugin).name] if arguments.plugin else [spec.name for spec in PLUGINS]
+    except KeyError as error:
+        print(error.args[0], file=sys.stderr)
+        return 2
+    table = Table("plugin", "checkpoint", "requests", "entities", "largest difference", "")
+    problems = [f"{name}: no case in {Path(__file__).name}" for name in names if name not in CASES]
+    with tempfile.TemporaryDirectory(prefix="vllm-factory-") as directory:
+        scratch = Path(directory)
+        try:
+            for name in [name for name in names if name in CASES]:
+                for case in CASES[name](scratch):
+                    outcome = run(case, scratch, console)
+                    problems += outcome.problems
+                    verdict = "[red]differs[/]" if outcome.problems else "[green]equal[/]"
+                    counts = (str(len(case.requests)), str(outcome.entities), f"{outcome.difference:.1e}")
+                    table.add_row(name, case.name, *counts, verdict)
+        except (FactoryError, OSError) as error:
+            problems.append(str(error))
+    console.print(table)
+    for problem in problems:
+        console.print(problem, markup=False, style="red")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""The registry for shell and make: ``python -m vllm_factory.tools plugins`` and so on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from vllm_factory.registry import PLUGINS, plugin
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Exit status 2 for a plugin that there is not."""
+    parser = argparse.ArgumentParser(prog="python -m vllm_factory.tools", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("plugins", help="names of all plugins, one a line")
+    example = commands.add_parser("example", help="a published checkpoint that the plugin serves")
+    check = commands.add_parser("check", help="print the plugin's name, or fail and list those there are")
+    for command in (example, check):
+        command.add_argument("plugin", help="name of the plugin or of its io processor")
+    arguments = parser.parse_args(argv)
+    if arguments.command == "plugins":
+        print("\n".join(spec.name for spec in PLUGINS))
+        return 0
+    try:
+        spec = plugin(arguments.plugin)
+    except KeyError as error:
+        print(error.args[0], file=sys.stderr)
+        return 2
+    print(spec.example_model if arguments.command == "example" else spec.name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
