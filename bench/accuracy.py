@@ -19,8 +19,8 @@ from bench.checkpoint import LABELS, load_reference
 from vllm_factory.io.gliner import GlinerPipeline
 from vllm_factory.io.limits import Limits
 from vllm_factory.io.tokens import WordTokenizer
-from vllm_factory.plugins.deberta_gliner.config import DebertaGlinerConfig
 from vllm_factory.plugins.deberta_gliner.network import DebertaGlinerNetwork
+from vllm_factory.poolers.gliner_config import GlinerConfig
 from vllm_factory.prep.cli import prepare
 from vllm_factory.varlen import Varlen
 
@@ -51,13 +51,13 @@ def _difference(got: list[np.ndarray], want: list[np.ndarray]) -> dict[str, floa
 def _our_scores(prepared: Path, sample: list[str], device: str, dtype: torch.dtype) -> list[np.ndarray]:
     """One array a text: the scores of its spans by start, width and label, all texts in one batch."""
     values = json.loads((prepared / "config.json").read_text())
-    config = DebertaGlinerConfig.from_hf(type("HfConfig", (), {"factory": values["factory"]}))
     max_tokens = values["max_position_embeddings"]
-    network = DebertaGlinerNetwork(config).eval().to(device, dtype)
+    network = DebertaGlinerNetwork.from_factory(values["factory"]).eval().to(device, dtype)
     network.load_state_dict(load_file(prepared / "model.safetensors"))
     network.prepare(max_tokens)
+    head = GlinerConfig.from_dict(values["factory"]["head"])
     tokenizer = WordTokenizer(prepared / "tokenizer.json")
-    pipeline = GlinerPipeline(config.head, tokenizer, max_tokens, 10**9, Limits())
+    pipeline = GlinerPipeline(head, tokenizer, max_tokens, 10**9, Limits())
     request = pipeline.parse({"text": sample, "labels": LABELS, "threshold": 0.0})
     prompts = pipeline.encode(request).prompts
     lengths = [len(prompt.token_ids) for prompt in prompts]

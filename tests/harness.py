@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ from vllm_factory.io.gliner import GlinerPipeline
 from vllm_factory.io.limits import Limits
 from vllm_factory.io.pipeline import Prompt
 from vllm_factory.io.tokens import WordTokenizer
-from vllm_factory.plugins.deberta_gliner.config import DebertaGlinerConfig
-from vllm_factory.plugins.deberta_gliner.network import DebertaGlinerNetwork
+from vllm_factory.poolers.gliner_config import GlinerConfig
 from vllm_factory.pooling.protocol import PoolerResult, Status
+from vllm_factory.registry import plugin
 from vllm_factory.varlen import Varlen
 
 
 class LocalEngine:
-    """A prepared ``deberta_gliner`` checkpoint in this process.
+    """A prepared GLiNER checkpoint in this process, for every plugin that has a network of plain torch.
 
     Args:
         path: The prepared directory.
@@ -32,16 +33,18 @@ class LocalEngine:
 
     def __init__(self, path: Path, max_tokens: int | None = None, limits: Limits | None = None) -> None:
         hf_config = json.loads((path / "config.json").read_text())
-        config = DebertaGlinerConfig.from_hf(type("HfConfig", (), {"factory": hf_config["factory"]}))
+        factory = hf_config["factory"]
+        network_class = plugin(factory["plugin"]).network_class
+        assert network_class is not None, "the backbone is vLLM's: tests of this plugin need an engine"
         self.max_tokens = max_tokens or hf_config["max_position_embeddings"]
-        self.network = DebertaGlinerNetwork(config).eval()
+        self.network = resolve_name(network_class).from_factory(factory).eval()
         self.network.load_state_dict(load_file(path / "model.safetensors"), strict=True)
         self.network.prepare(self.max_tokens)
         self.pipeline = GlinerPipeline(
-            config.head,
+            GlinerConfig.from_dict(factory["head"]),
             WordTokenizer(path / "tokenizer.json"),
             max_tokens=self.max_tokens,
-            tokenizer_max_length=hf_config["factory"]["tokenizer_max_length"],
+            tokenizer_max_length=factory["tokenizer_max_length"],
             limits=limits or Limits(),
         )
 

@@ -22,8 +22,11 @@ class PluginSpec:
         architecture: Name under which the model class is registered with vLLM. Ours alone: names that vLLM
             or another package owns are never registered again.
         model_class: ``module:class`` of the vLLM model.
+        network_class: ``module:class`` of the plain torch network that the model runs, or ``None`` when its
+            backbone is a model of vLLM's.
         io_class: ``module.class`` of the io processor, in vLLM's notation.
         prep: ``module:function`` that prepares a checkpoint, or ``None`` when it is served as published.
+        encoders: ``model_type`` of the encoders with which a uni-encoder GLiNER belongs to this plugin.
         pooling_task: The native pooling task that the model's pooler advertises.
         example_model: A published checkpoint that the plugin serves.
         reference: The library whose results the plugin must equal.
@@ -36,8 +39,10 @@ class PluginSpec:
     summary: str
     architecture: str
     model_class: str
+    network_class: str | None
     io_class: str
     prep: str | None
+    encoders: tuple[str, ...] = ()
     pooling_task: str
     example_model: str
     reference: str
@@ -57,8 +62,10 @@ PLUGINS: tuple[PluginSpec, ...] = (
         summary="GLiNER entity recognition on DeBERTa v2/v3 and mDeBERTa (span and token-level heads)",
         architecture="VllmFactoryDebertaGliner",
         model_class="vllm_factory.plugins.deberta_gliner.model:DebertaGlinerModel",
+        network_class="vllm_factory.plugins.deberta_gliner.network:DebertaGlinerNetwork",
         io_class="vllm_factory.plugins.deberta_gliner.io_processor.DebertaGlinerIOProcessor",
         prep="vllm_factory.plugins.deberta_gliner.prep:prepare",
+        encoders=("deberta-v2",),
         pooling_task="token_classify",
         example_model="urchade/gliner_small-v2.1",
         reference="gliner 0.2.29",
@@ -83,6 +90,11 @@ def plugin(name: str) -> PluginSpec:
         if name in (spec.name, spec.io_name):
             return spec
     raise KeyError(f"unknown plugin {name!r}; there are: {', '.join(spec.name for spec in PLUGINS)}")
+
+
+def plugin_for_encoder(model_type: str) -> PluginSpec | None:
+    """The plugin of a uni-encoder GLiNER on an encoder of ``model_type``, if any."""
+    return next((spec for spec in PLUGINS if model_type in spec.encoders), None)
 
 
 def plugin_for_architecture(architecture: str) -> PluginSpec | None:

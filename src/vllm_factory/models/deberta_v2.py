@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers.activations import ACT2FN
 
@@ -26,6 +25,7 @@ from vllm_factory.kernels.disentangled_attention import (
     bucket_table,
     disentangled_attention,
 )
+from vllm_factory.models.backbone import Backbone
 from vllm_factory.varlen import Varlen
 
 
@@ -307,63 +307,25 @@ class DebertaEncoder(nn.Module):
         return outputs
 
 
-class DebertaModel(nn.Module):
-    """Embeddings and encoder.
-
-    Call :meth:`prepare` once after the weights are loaded.
-    """
+class DebertaModel(Backbone):
+    """Embeddings and encoder; see :class:`~vllm_factory.models.backbone.Backbone`."""
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
-        self.config = config
+        self.num_layers = config.num_hidden_layers
+        self.hidden_size = config.hidden_size
         self.embeddings = DebertaEmbeddings(config)
         self.encoder = DebertaEncoder(config)
 
     @torch.no_grad()
     def prepare(self, max_len: int) -> None:
-        """Compute what depends on weights alone, for sequences of up to ``max_len`` tokens."""
+        """See :class:`~vllm_factory.models.backbone.Backbone`."""
         self.encoder.build_tables(max_len)
 
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`~vllm_factory.models.backbone.Backbone`."""
+        return self.embeddings.word_embeddings(input_ids)
+
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, varlen: Varlen) -> list[torch.Tensor]:
-        """Hidden states of every layer.
-
-        Args:
-            input_ids: ``[T]`` int.
-            positions: ``[T]`` int, position of each token within its sequence.
-            varlen: Boundaries of the sequences.
-
-        Returns:
-            One ``[T, E]`` per layer; the last is the encoder's output.
-        """
+        """See :class:`~vllm_factory.models.backbone.Backbone`."""
         return self.encoder(self.embeddings(input_ids, positions), varlen)
-
-
-class LayersFuser(nn.Module):
-    """Weighted sum of all layers (gliner's ``fuse_layers``): squeeze-and-excitation over each sequence."""
-
-    def __init__(self, num_layers: int, hidden_size: int) -> None:
-        super().__init__()
-        self.squeeze = nn.Linear(hidden_size, 1)
-        self.W1 = nn.Linear(num_layers, num_layers // 2)
-        self.W2 = nn.Linear(num_layers // 2, num_layers)
-        self.output_projection = nn.Linear(hidden_size, hidden_size)
-
-    def forward(self, layers: list[torch.Tensor], varlen: Varlen) -> torch.Tensor:
-        """``K`` tensors ``[T, E]`` to ``[T, E]``; the weights are means over a sequence's own tokens."""
-        stacked = torch.stack(layers)
-        squeezed = self.squeeze(stacked).squeeze(-1).T
-        sequence, counts = _sequence_of_token(varlen, stacked.shape[1])
-        sums = squeezed.new_zeros(len(varlen.lengths) + 1, len(layers)).index_add_(0, sequence, squeezed)
-        weights = torch.sigmoid(self.W2(F.relu(self.W1(sums / counts.to(sums.dtype)))))
-        fused = torch.einsum("kte,tk->te", stacked, weights[sequence])
-        return self.output_projection(fused)
-
-
-def _sequence_of_token(varlen: Varlen, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[T]`` sequence of each token (rows behind the last sequence get a bin of their own), ``[S + 1, 1]``."""
-    lengths = [*varlen.lengths, num_tokens - varlen.num_tokens]
-    counts = torch.tensor(lengths, device=varlen.device)
-    sequence = torch.repeat_interleave(
-        torch.arange(len(lengths), device=varlen.device), counts, output_size=num_tokens
-    )
-    return sequence, counts.clamp(min=1).unsqueeze(-1)

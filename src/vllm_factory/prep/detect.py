@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_factory.errors import PrepError, shown
 from vllm_factory.prep.source import Source
-from vllm_factory.registry import MODEL_TYPE, PluginSpec, plugin
+from vllm_factory.registry import MODEL_TYPE, PluginSpec, plugin_for_encoder
 
 GLINER_CONFIG = "gliner_config.json"
 
@@ -53,9 +53,10 @@ def _detect_gliner(source: Source) -> PluginSpec:
     if config.get("model_type") == "gliner_streaming_span":
         raise PrepError(f"{source.name}: a GLiNER streaming model (causal decoder), which no plugin serves yet")
     backbone = encoder_type(source, config)
-    if backbone != "deberta-v2":
+    spec = plugin_for_encoder(backbone)
+    if spec is None:
         raise PrepError(f"{source.name}: a GLiNER on {shown(backbone)}, which no plugin serves yet")
-    return plugin("deberta_gliner")
+    return spec
 
 
 def encoder_type(source: Source, config: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vllm_factory.models.deberta_v2 import DebertaConfig
@@ -15,11 +16,10 @@ class DebertaGlinerConfig(NamedTuple):
     head: GlinerConfig
 
     @classmethod
-    def from_hf(cls, hf_config: Any) -> DebertaGlinerConfig:
-        """From the :class:`~vllm_factory.compat.hf.FactoryConfig` that vLLM loaded.
+    def from_factory(cls, factory: Mapping[str, Any]) -> DebertaGlinerConfig:
+        """From the ``factory`` part of a :class:`~vllm_factory.compat.hf.FactoryConfig`.
 
         Raises:
             CheckpointError: The configurations are incomplete or contradict themselves.
         """
-        factory = hf_config.factory
         return cls(DebertaConfig.from_dict(factory["backbone"]), GlinerConfig.from_dict(factory["head"]))

@@ -1,0 +1,51 @@
+"""A GLiNER with one encoder as one module, under the names of the prepared checkpoint. Plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm_factory.models.backbone import Backbone
+from vllm_factory.models.layers_fuser import LayersFuser
+from vllm_factory.poolers.gliner import gliner_pooler
+from vllm_factory.poolers.gliner_config import GlinerConfig
+from vllm_factory.varlen import Varlen
+
+
+class GlinerNetwork(nn.Module):
+    """Encoder, optional layer fusion, head. Plugins say which encoder.
+
+    Args:
+        backbone: The encoder.
+        head: Configuration of the head.
+    """
+
+    def __init__(self, backbone: Backbone, head: GlinerConfig) -> None:
+        super().__init__()
+        layers, size = backbone.num_layers, backbone.hidden_size
+        self.backbone = backbone
+        self.layers_fuser = LayersFuser(layers, size) if head.fuse_layers else None
+        self.head = gliner_pooler(head, size)
+
+    @classmethod
+    def from_factory(cls, factory: Mapping[str, Any]) -> GlinerNetwork:
+        """From what a prepared ``config.json`` holds under ``factory``.
+
+        Raises:
+            CheckpointError: The configurations are incomplete or contradict themselves.
+        """
+        raise NotImplementedError
+
+    def prepare(self, max_len: int) -> None:
+        """Compute what depends on weights alone. Call once, after loading, on the final device."""
+        self.backbone.prepare(max_len)
+        if self.head.rnn is not None:
+            self.head.rnn.flatten_parameters()
+
+    def encode(self, input_ids: torch.Tensor, positions: torch.Tensor, varlen: Varlen) -> torch.Tensor:
+        """``[T]`` token ids and positions to ``[T, encoder hidden size]``."""
+        layers = self.backbone(input_ids, positions, varlen)
+        return layers[-1] if self.layers_fuser is None else self.layers_fuser(layers, varlen)

@@ -1,0 +1,217 @@
+"""Turns a checkpoint saved by the gliner library into a directory that vLLM serves.
+
+What the library works out each time it loads a checkpoint is worked out once here: missing configuration keys,
+marker tokens of old checkpoints, the tokenizer's special tokens, the index of the label marker. What differs
+between encoders is an :class:`Encoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import save_file
+from torch import nn
+
+from vllm_factory import __version__
+from vllm_factory.errors import CheckpointError, PrepError, shown
+from vllm_factory.poolers.gliner_config import GlinerConfig
+from vllm_factory.prep.detect import GLINER_CONFIG, encoder_type, hub_encoder_config
+from vllm_factory.prep.output import write_json
+from vllm_factory.prep.source import Source
+from vllm_factory.prep.weights import check_fit, read_tensors, rename
+from vllm_factory.registry import MODEL_TYPE, PluginSpec
+
+#: Name prefixes in the library's state dict, and in ours.
+PREFIXES = {
+    "token_rep_layer.bert_layer.model.": "backbone.",
+    "token_rep_layer.bert_layer.layers_fuser.": "layers_fuser.",
+    "token_rep_layer.projection.": "head.projection.",
+    "rnn.lstm.": "head.rnn.",
+    "span_rep_layer.span_rep_layer.": "head.span_rep_layer.",
+    "prompt_rep_layer.": "head.prompt_rep_layer.",
+    "scorer.": "head.scorer.",
+}
+#: Saved by the library, not read by its inference either.
+IGNORED = (
+    r"cross_fuser\..*",  # built for post_fusion_schema, called by training code of other architectures only
+    r".*\.embeddings\.position_ids",  # a buffer that older versions of transformers saved
+)
+#: Tokens (labels and text) of one prompt when positions are relative, so that nothing else bounds them.
+#: Larger inputs are windowed. ``--max-model-len`` changes it.
+MAX_TOKENS = 4096
+#: Keys of gliner_config.json that change what inference computes and that no code here covers.
+UNSUPPORTED = {
+    "span_encoder_config": "a context encoder in front of the span head",
+    "precomputed_prompts_mode": "compressed prompts with fixed labels",
+}
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _nothing(config: Any, tensors: Tensors) -> None:
+    """The tensors are right as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """What preparing must know of a plugin's encoder.
+
+    Attributes:
+        spec: The plugin.
+        network: Builds a module from the ``factory`` part of ``config.json``; its parameters have the names and
+            shapes that the prepared weights must have.
+        embeddings: Name of the word embeddings in that module.
+        keys: Keys of the encoder's configuration to keep; ``None`` for all.
+        max_tokens: From the encoder's configuration (transformers' object), the tokens of one prompt.
+        adapt: Given the encoder's configuration and the renamed tensors, mends the tensors; raises
+            ``CheckpointError`` for what the plugin does not serve.
+        unsupported: Keys of gliner_config.json that this encoder cannot honour, and what they mean.
+    """
+
+    spec: PluginSpec
+    network: Callable[[Mapping[str, Any]], nn.Module]
+    embeddings: str
+    keys: frozenset[str] | None = None
+    max_tokens: Callable[[Any], int]
+    adapt: Callable[[Any, Tensors], None] = _nothing
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+
+
+def prepare_gliner(source: Source, output: Path, encoder: Encoder) -> dict[str, str]:
+    """Write the prepared checkpoint into ``output``.
+
+    Returns:
+        What was found, for the command line's summary.
+
+    Raises:
+        PrepError: The checkpoint is incomplete, damaged, or of a kind that is not supported.
+    """
+    values = source.json(GLINER_CONFIG)
+    for key, what in {**UNSUPPORTED, **encoder.unsupported}.items():
+        if values.get(key):
+            raise PrepError(f"{source.name}: {key} is set ({what}), which this plugin does not serve")
+    tokenizer = _load_tokenizer(source, values)
+    _add_markers(tokenizer, values)
+    tensors, unknown = rename(read_tensors(source), PREFIXES, IGNORED)
+    config = _encoder_config(source, values)
+    try:
+        encoder.adapt(config, tensors)
+        config.vocab_size = _vocabulary(tensors, encoder.embeddings, len(tokenizer))
+        factory = _factory(source, encoder, config, values, tokenizer)
+        with torch.device("meta"):
+            network = encoder.network(factory)
+    except CheckpointError as error:
+        raise PrepError(f"{source.name}: {error}") from error
+    check_fit(source, network, tensors, unknown)
+    _save_tokenizer(tokenizer, output)
+    save_file({name: t.contiguous().clone() for name, t in tensors.items()}, output / "model.safetensors")
+    dtype = str(tensors[encoder.embeddings].dtype).removeprefix("torch.")
+    write_json(output / "config.json", _hf_config(encoder, config, factory, dtype))
+    head = factory["head"]
+    return {
+        "plugin": encoder.spec.name,
+        "head": f"{head['span_mode']}, width {head['max_width']}, {head['num_rnn_layers']} LSTM layers",
+        "encoder": f"{config.num_hidden_layers} layers of {config.hidden_size}",
+        "parameters": f"{sum(t.numel() for t in tensors.values()) / 1e6:.1f} million, {dtype}",
+        "words": f"{head['max_len']} a window, split by {head['words_splitter_type']!r}",
+    }
+
+
+def _load_tokenizer(source: Source, values: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    local = source.has("tokenizer_config.json")
+    name = str(source.path) if local else values.get("model_name")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers lets errors of many libraries through
+        where = "its tokenizer files" if local else f"the tokenizer of {shown(name)}, which it only names,"
+        raise PrepError(f"{source.name}: {where} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if not tokenizer.is_fast:
+        raise PrepError(f"{source.name}: {type(tokenizer).__name__} has no fast version, which word offsets need")
+    # The library asks for begin and end tokens where the tokenizer defines them, and only there.
+    for token in ("bos", "eos"):
+        if hasattr(tokenizer, f"add_{token}_token") and getattr(tokenizer, f"{token}_token_id") is not None:
+            setattr(tokenizer, f"add_{token}_token", True)
+    return tokenizer
+
+
+def _add_markers(tokenizer: Any, values: dict[str, Any]) -> None:
+    """Add the marker tokens as the library does for a checkpoint that leaves their index open."""
+    entity, separator = values.setdefault("ent_token", "<<ENT>>"), values.setdefault("sep_token", "<<SEP>>")
+    if values.get("class_token_index", -1) == -1 or values.get("vocab_size", -1) == -1:
+        tokenizer.add_tokens(["[FLERT]", entity, separator], special_tokens=True)
+        values["class_token_index"] = len(tokenizer) - 2
+    if tokenizer.convert_tokens_to_ids(entity) != values["class_token_index"]:
+        raise PrepError(
+            f"the tokenizer gives {shown(entity)} the id {tokenizer.convert_tokens_to_ids(entity)}, "
+            f"{GLINER_CONFIG} says class_token_index {values['class_token_index']}"
+        )
+
+
+def _encoder_config(source: Source, values: dict[str, Any]) -> Any:
+    """The encoder's full configuration: the saved one lists only what differs from transformers' defaults."""
+    from transformers import AutoConfig
+
+    saved = values.get("encoder_config")
+    if not isinstance(saved, dict):
+        saved = hub_encoder_config(source, values)
+    try:
+        return AutoConfig.for_model(**{**saved, "model_type": encoder_type(source, values)})
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise PrepError(f"{source.name}: encoder_config: {' '.join(str(error).split())}") from error
+
+
+def _vocabulary(tensors: Tensors, embeddings: str, tokenizer_size: int) -> int:
+    if embeddings not in tensors:
+        raise CheckpointError(f"the weights hold no {embeddings.removeprefix('backbone.')} of the encoder")
+    rows = tensors[embeddings].shape[0]
+    if tokenizer_size > rows:
+        raise CheckpointError(f"the tokenizer knows {tokenizer_size} tokens, the embeddings {rows}")
+    return rows
+
+
+def _save_tokenizer(tokenizer: Any, output: Path) -> None:
+    # Whoever loads the directory must not be cut short by the tokenizer: we cut ourselves, at word boundaries.
+    tokenizer.model_max_length, limit = 10**9, tokenizer.model_max_length
+    tokenizer.save_pretrained(output)
+    tokenizer.model_max_length = limit
+
+
+def _factory(
+    source: Source, encoder: Encoder, config: Any, values: dict[str, Any], tokenizer: Any
+) -> dict[str, Any]:
+    """What only this package reads of ``config.json``."""
+    head = GlinerConfig.from_dict(values)
+    backbone = config.to_dict()
+    return {
+        "plugin": encoder.spec.name,
+        "prepared_by": f"vllm-factory {__version__}",
+        "prepared_from": Path(source.name).name if Path(source.name).is_dir() else source.name,
+        # Where the library's own tokenizer call cuts; "truncation": "truncate" cuts there too.
+        "tokenizer_max_length": min(tokenizer.model_max_length, 10**9),
+        "backbone": {key: backbone[key] for key in sorted(backbone) if encoder.keys is None or key in encoder.keys},
+        "head": asdict(head),
+    }
+
+
+def _hf_config(encoder: Encoder, config: Any, factory: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """What vLLM reads of ``config.json``, and ``factory``."""
+    return {
+        "architectures": [encoder.spec.architecture],
+        "model_type": MODEL_TYPE,
+        "io_processor_plugin": encoder.spec.io_name,
+        "dtype": dtype,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": encoder.max_tokens(config),
+        "is_causal": False,
+        "factory": factory,
+    }
