@@ -6,6 +6,9 @@ scores spread over (0, 1), so that a comparison of entities and scores is a stri
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ import torch
 from gliner import GLiNER
 from gliner.config import GLiNERConfig
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import DebertaV2Config, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast, T5Tokenizer
+
+from vllm_factory.registry import plugin_for_encoder
 
 TEXTS = [
     "Angela Merkel met Tim Cook at Apple's headquarters in Cupertino on 12 March 2019.",
@@ -56,21 +61,59 @@ V2 = {
 }
 
 
+def _deberta(hidden: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 2 * hidden,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        **V3,
+    }
+
+
+def _t5(hidden: int) -> dict[str, Any]:
+    return {
+        "d_model": hidden,
+        "d_kv": 12,
+        "d_ff": 2 * hidden,
+        "num_layers": 2,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+        "relative_attention_max_distance": 40,
+    }
+
+
+#: By ``model_type``, configuration of a tiny encoder for its hidden size.
+ENCODERS: dict[str, Callable[[int], dict[str, Any]]] = {"deberta-v2": _deberta, "mt5": _t5, "t5": _t5}
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """One checkpoint: its name, encoder, head, tokenizer and seed."""
+    """One checkpoint: its name, encoder (``model_type`` and what differs), head, tokenizer and seed."""
 
     name: str
-    encoder: dict[str, Any] = field(default_factory=lambda: V3)
+    family: str = "deberta-v2"
+    encoder: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
     tokenizer: str = "unigram"
     hidden: int = 32
     seed: int = 0
     safe: bool = True
 
+    @property
+    def plugin(self) -> str:
+        """The plugin that serves it."""
+        spec = plugin_for_encoder(self.family)
+        assert spec is not None
+        return spec.name
 
-def train_tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    """A fast tokenizer of the given algorithm, with DeBERTa's special tokens."""
+
+def train_tokenizer(kind: str) -> PreTrainedTokenizerBase:
+    """A fast tokenizer of the given algorithm with special tokens around every sequence; or T5's, which has one."""
+    if kind == "t5":
+        return _train_t5_tokenizer()
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
     corpus = [*TEXTS, *LABELS] * 3
     if kind == "unigram":
@@ -102,21 +145,25 @@ def train_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     )
 
 
+def _train_t5_tokenizer() -> T5Tokenizer:
+    """T5's own class: nothing in front of a sequence, ``</s>`` behind it."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="<unk>")
+    tokenizer.train_from_iterator([*TEXTS, *LABELS] * 3, trainer)
+    vocab = json.loads(tokenizer.to_str())["model"]["vocab"]
+    return T5Tokenizer(vocab=[tuple(piece) for piece in vocab], extra_ids=0)
+
+
 def build(recipe: Recipe, directory: Path) -> Path:
     """Build and save one checkpoint in the library's layout."""
     torch.manual_seed(recipe.seed)
     base = directory / f"{recipe.name}-tokenizer"
     train_tokenizer(recipe.tokenizer).save_pretrained(base)
-    encoder = DebertaV2Config(
-        vocab_size=500,
-        hidden_size=recipe.hidden,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=2 * recipe.hidden,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **recipe.encoder,
-    )
+    values = {"vocab_size": 500, **ENCODERS[recipe.family](recipe.hidden), **recipe.encoder}
+    encoder = AutoConfig.for_model(recipe.family, **values)
     head = {"hidden_size": recipe.hidden, "max_width": 6, "max_len": 40, "dropout": 0.0, **recipe.head}
     config = GLiNERConfig(model_name=str(base), encoder_config=encoder.to_dict(), **head)
     model = GLiNER.from_config(config, backbone_from_pretrained=False)
@@ -145,7 +192,7 @@ def _draw(model: GLiNER) -> None:
     for name, parameter in model.model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=(2.0 / parameter.shape[-1]) ** 0.5)
-        elif "LayerNorm.weight" not in name:
+        elif not re.search(r"norm\.weight", name, re.IGNORECASE):
             torch.nn.init.normal_(parameter, std=0.1)
     last = model.model.scorer.out_mlp[-1] if hasattr(model.model, "scorer") else model.model.prompt_rep_layer[-1]
     scale = 2.0 / _logits(model).std()

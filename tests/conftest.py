@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from checkpoints import V2, V3, Recipe, build, load
 from harness import LocalEngine
 from vllm_factory.poolers.gliner_config import SPAN_MODES
 from vllm_factory.prep.cli import prepare
-from vllm_factory.registry import PLUGINS
+from vllm_factory.registry import PLUGINS, plugin
 
 # The models are tiny: more threads only wait for each other.
 torch.set_num_threads(1)
@@ -55,8 +56,34 @@ RECIPES = {
         Recipe("token-no-lstm", head={"span_mode": "token_level", "num_rnn_layers": 0}, seed=41, tokenizer="bpe"),
         Recipe("token-v2", encoder=V2, head={"span_mode": "token_level"}, seed=42, tokenizer="wordpiece"),
         Recipe("token-spans", head={"span_mode": "token_level", "represent_spans": True}, seed=43),
+        Recipe("mt5-span", "mt5", tokenizer="t5", seed=50),
+        Recipe("mt5-token", "mt5", head={"span_mode": "token_level"}, tokenizer="t5", seed=51),
+        Recipe("mt5-fused-layers", "mt5", head={"fuse_layers": True, "num_rnn_layers": 0}, seed=52),
+        Recipe("mt5-pickled", "mt5", head={"hidden_size": 24, "subtoken_pooling": "mean"}, seed=53, safe=False),
+        Recipe("t5-relu", "t5", encoder={"d_kv": 5, "num_heads": 3}, tokenizer="t5", seed=54),
+        Recipe(
+            "t5-gated",
+            "t5",
+            encoder={"feed_forward_proj": "gated-silu"},
+            tokenizer="t5",
+            seed=55,
+        ),
     ]
 }
+
+
+#: What runs without vLLM.
+LOCAL_RECIPES = [name for name, recipe in RECIPES.items() if plugin(recipe.plugin).network_class]
+
+
+def named(name: str, *values: Any) -> Any:
+    """Parameters of a test about the recipe called ``name``, under its plugin's marker."""
+    return pytest.param(name, *values, marks=getattr(pytest.mark, RECIPES[name].plugin))
+
+
+def each(names: Iterable[str]) -> list[Any]:
+    """Recipes as the one parameter of a test."""
+    return [named(name) for name in names]
 
 
 class Library:

@@ -77,6 +77,25 @@ PLUGINS: tuple[PluginSpec, ...] = (
             "labels": ["person", "place", "date"],
         },
     ),
+    PluginSpec(
+        name="mt5_gliner",
+        summary="GLiNER entity recognition on T5 and mT5 encoders (span and token-level heads)",
+        architecture="VllmFactoryMt5Gliner",
+        model_class="vllm_factory.plugins.mt5_gliner.model:Mt5GlinerModel",
+        network_class="vllm_factory.plugins.mt5_gliner.network:Mt5GlinerNetwork",
+        io_class="vllm_factory.plugins.mt5_gliner.io_processor.Mt5GlinerIOProcessor",
+        prep="vllm_factory.plugins.mt5_gliner.prep:prepare",
+        encoders=("mt5", "t5"),
+        pooling_task="token_classify",
+        example_model="knowledgator/gliner-x-large",
+        reference="gliner 0.2.29",
+        extra="gliner",
+        serve_flags=("--enforce-eager",),
+        demo_request={
+            "text": "Angela Merkel traf Tim Cook am 12. März 2019 in Cupertino.",
+            "labels": ["person", "place", "date"],
+        },
+    ),
 )
 
 

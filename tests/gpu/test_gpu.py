@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from checkpoints import LABELS, TEXTS
-from conftest import RECIPES, Library
+from conftest import LOCAL_RECIPES, Library, each
 from harness import assert_same_entities
 
-pytestmark = [pytest.mark.gpu, pytest.mark.deberta_gliner]
+pytestmark = pytest.mark.gpu
 
-ENGINE_RECIPES = ["span-v3", "span-v2-conv", "token-v3", "span-fused-layers", "token-spans"]
+ENGINE_RECIPES = ["span-v3", "span-v2-conv", "token-v3", "span-fused-layers", "token-spans", "mt5-span"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +28,7 @@ def _exact_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", each(LOCAL_RECIPES))
 def test_every_variant_equals_the_library_on_the_same_gpu(name: str, library: Library) -> None:
     reference = library.reference(name).to("cuda")
     engine = library.local(name)
@@ -44,7 +44,7 @@ def ask(llm: Any, data: dict[str, Any]) -> Any:
     return llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)[0].outputs
 
 
-@pytest.mark.parametrize("name", ENGINE_RECIPES)
+@pytest.mark.parametrize("name", each(ENGINE_RECIPES))
 def test_vllm_equals_the_library_on_the_same_gpu(name: str, library: Library) -> None:
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory

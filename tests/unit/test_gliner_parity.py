@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from checkpoints import LABELS, TEXTS
-from conftest import RECIPES, Library
+from conftest import LOCAL_RECIPES, Library, each, named
 from harness import assert_same_entities
-
-pytestmark = pytest.mark.deberta_gliner
 
 MODES = [
     {"threshold": 0.5},
@@ -21,10 +19,10 @@ MODES = [
     {"threshold": 0.3, "multi_label": True},
     {"threshold": 0.35, "flat_ner": False, "multi_label": True},
 ]
-EXPECTED_BY_NAME = {f"{name}-{index}": (name, options) for name in RECIPES for index, options in enumerate(MODES)}
+CASES = {f"{name}-{i}": named(name, mode) for name in LOCAL_RECIPES for i, mode in enumerate(MODES)}
 
 
-@pytest.mark.parametrize(("name", "options"), EXPECTED_BY_NAME.values(), ids=EXPECTED_BY_NAME)
+@pytest.mark.parametrize(("name", "options"), CASES.values(), ids=CASES)
 def test_equals_the_library_alone_and_in_a_batch(name: str, options: dict[str, Any], library: Library) -> None:
     reference, engine = library.reference(name), library.local(name)
     want = [reference.predict_entities(text, LABELS, **options) for text in TEXTS]
@@ -36,7 +34,10 @@ def test_equals_the_library_alone_and_in_a_batch(name: str, options: dict[str, A
         assert_same_entities(got_together, expected)
 
 
-@pytest.mark.parametrize("name", ["span-v3", "token-v3", "span-v2-conv", "span-mean", "mode-markerV1"])
+MIXED = ["span-v3", "token-v3", "span-v2-conv", "span-mean", "mode-markerV1", "mt5-span", "mt5-token", "t5-relu"]
+
+
+@pytest.mark.parametrize("name", each(MIXED))
 def test_batch_invariance_of_mixed_requests(name: str, library: Library) -> None:
     """Other lengths, label sets, thresholds and modes beside a request change nothing for it."""
     engine = library.local(name)
@@ -53,20 +54,22 @@ def test_batch_invariance_of_mixed_requests(name: str, library: Library) -> None
                 assert_same_entities(one_got, one_want, tolerance=1e-5)
 
 
-def test_descriptions_replace_labels_in_the_prompt(library: Library) -> None:
+@pytest.mark.parametrize("name", each(["span-v3", "mt5-span"]))
+def test_descriptions_replace_labels_in_the_prompt(name: str, library: Library) -> None:
     labels = {"PER": "a human being, by name", "LOC": "place", "X": "date of birth"}
-    want = library.reference("span-v3").predict_entities(TEXTS[0], labels, threshold=0.2)
+    want = library.reference(name).predict_entities(TEXTS[0], labels, threshold=0.2)
     assert want
-    assert_same_entities(library.local("span-v3").answer(text=TEXTS[0], labels=labels, threshold=0.2), want)
+    assert_same_entities(library.local(name).answer(text=TEXTS[0], labels=labels, threshold=0.2), want)
 
 
 @pytest.mark.parametrize("labels", [["person", "place", "person"], ["", "place"], ["\u200b", "place"], [" "]])
-def test_odd_labels_are_what_they_are_in_the_library(labels: list[str], library: Library) -> None:
-    for name in ("span-v3", "span-v2-conv", "token-v3"):
-        want = library.reference(name).predict_entities(TEXTS[0], labels, threshold=0.2)
-        assert_same_entities(library.local(name).answer(text=TEXTS[0], labels=labels, threshold=0.2), want)
+@pytest.mark.parametrize("name", each(["span-v3", "span-v2-conv", "token-v3", "mt5-span", "mt5-token"]))
+def test_odd_labels_are_what_they_are_in_the_library(name: str, labels: list[str], library: Library) -> None:
+    want = library.reference(name).predict_entities(TEXTS[0], labels, threshold=0.2)
+    assert_same_entities(library.local(name).answer(text=TEXTS[0], labels=labels, threshold=0.2), want)
 
 
+@pytest.mark.deberta_gliner
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "\u3000"])
 def test_texts_without_words_have_no_entities(text: str, library: Library) -> None:
     assert library.reference("span-v3").predict_entities(text, LABELS) == []
@@ -74,7 +77,7 @@ def test_texts_without_words_have_no_entities(text: str, library: Library) -> No
     assert library.local("span-v3").answer(text=[text, TEXTS[0]], labels=LABELS, threshold=0.2)[0] == []
 
 
-@pytest.mark.parametrize("name", ["span-v3", "token-v3"])
+@pytest.mark.parametrize("name", each(["span-v3", "token-v3", "mt5-span"]))
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 def test_extreme_thresholds_are_values(name: str, threshold: float, library: Library) -> None:
     options: dict[str, Any] = {"threshold": threshold, "flat_ner": False}
@@ -82,7 +85,7 @@ def test_extreme_thresholds_are_values(name: str, threshold: float, library: Lib
     assert_same_entities(library.local(name).answer(text=TEXTS[6], labels=LABELS, **options), want)
 
 
-@pytest.mark.parametrize("name", ["span-v3", "token-v3", "span-max"])
+@pytest.mark.parametrize("name", each(["span-v3", "token-v3", "span-max", "mt5-span", "mt5-pickled"]))
 def test_truncate_reads_what_the_library_reads(name: str, library: Library) -> None:
     text = " ".join(TEXTS * 2)
     with pytest.warns(UserWarning, match="truncated"):

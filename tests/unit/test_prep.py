@@ -12,11 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import LABELS, TEXTS
-from conftest import Library
+from conftest import Library, named
 from harness import LocalEngine, assert_same_entities
 from vllm_factory.prep.cli import main
-
-pytestmark = pytest.mark.deberta_gliner
 
 Edit = Callable[[Path], None]
 
@@ -28,6 +26,16 @@ def change_config(**changes: object) -> Edit:
         file = path / "gliner_config.json"
         config = {**json.loads(file.read_text()), **changes}
         file.write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+
+    return edit
+
+
+def change_encoder(**changes: object) -> Edit:
+    """Set keys of the encoder's part of gliner_config.json."""
+
+    def edit(path: Path) -> None:
+        encoder = json.loads((path / "gliner_config.json").read_text())["encoder_config"]
+        change_config(encoder_config={**encoder, **changes})(path)
 
     return edit
 
@@ -66,7 +74,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "label decoder": (change_config(labels_decoder="x"), "generative label decoder"),
     "relations": (change_config(relations_layer="x"), "relation extraction model"),
     "streaming": (change_config(model_type="gliner_streaming_span"), "streaming model"),
-    "another encoder": (change_config(encoder_config={"model_type": "mt5"}), "a GLiNER on 'mt5'"),
+    "another encoder": (change_config(encoder_config={"model_type": "umt5"}), "a GLiNER on 'umt5'"),
     "compressed prompts": (change_config(precomputed_prompts_mode=True), "precomputed_prompts_mode is set"),
     "context encoder": (
         change_config(span_encoder_config={"model_type": "rnn"}),
@@ -91,16 +99,46 @@ REFUSED: dict[str, tuple[Edit, str]] = {
 }
 
 
+BERT_LAYER = "token_rep_layer.bert_layer.model"
+REFUSED_MT5: dict[str, tuple[Edit, str]] = {
+    "no embeddings": (
+        change_weights(lambda t: t.pop(f"{BERT_LAYER}.shared.weight")),
+        "the weights hold no shared.weight of the encoder",
+    ),
+    "untied embeddings": (
+        change_weights(lambda t: t.update({f"{BERT_LAYER}.encoder.embed_tokens.weight": torch.ones(3, 3)})),
+        "encoder.embed_tokens.weight and shared.weight differ",
+    ),
+    "a decoder": (
+        change_weights(lambda t: t.update({f"{BERT_LAYER}.decoder.final_layer_norm.weight": torch.ones(3)})),
+        "no parameter takes backbone.decoder.final_layer_norm.weight",
+    ),
+    "odd feed-forward": (
+        change_encoder(feed_forward_proj="gated-gelu-x"),
+        "feed_forward_proj",
+    ),
+    "unknown activation": (change_encoder(feed_forward_proj="gated-nope"), "'gated-nope'; expected an activation"),
+    "a wrong type": (change_encoder(d_model="wide"), "encoder_config: Validation error for field 'd_model'"),
+    "one bias a layer": (change_encoder(model_type="umt5"), "a GLiNER on 'umt5', which no plugin serves yet"),
+}
+
+
 def run(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize(("edit", "message"), REFUSED.values(), ids=REFUSED)
+REFUSALS = {
+    **{f"span-v3 {what}": named("span-v3", *case) for what, case in REFUSED.items()},
+    **{f"mt5-span {what}": named("mt5-span", *case) for what, case in REFUSED_MT5.items()},
+}
+
+
+@pytest.mark.parametrize(("name", "edit", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refused_with_status_2_and_nothing_written(
-    edit: Edit, message: str, library: Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, edit: Edit, message: str, library: Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
-    shutil.copytree(library.saved("span-v3"), checkpoint)
+    shutil.copytree(library.saved(name), checkpoint)
     edit(checkpoint)
     assert run("--model", checkpoint, "--output", tmp_path / "out") == 2
     assert message in capsys.readouterr().err
@@ -214,3 +252,22 @@ def test_pickled_weights_are_read_without_running_code(library: Library, tmp_pat
     torch.save({"x": Malice()}, checkpoint / "pytorch_model.bin")
     assert run("--model", checkpoint, "--output", tmp_path / "out") == 2
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.mt5_gliner
+@pytest.mark.parametrize("names", [("shared",), ("encoder.embed_tokens",), ("shared", "encoder.embed_tokens")])
+def test_tied_embeddings_are_found_under_either_name(
+    names: tuple[str, ...], library: Library, tmp_path: Path
+) -> None:
+    def tie(tensors: dict[str, torch.Tensor]) -> None:
+        embeddings = tensors.pop(f"{BERT_LAYER}.shared.weight")
+        tensors.update({f"{BERT_LAYER}.{name}.weight": embeddings.clone() for name in names})
+
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(library.saved("mt5-span"), checkpoint)
+    change_weights(tie)(checkpoint)
+    assert run("--model", checkpoint, "--output", tmp_path / "out") == 0
+    got = load_file(tmp_path / "out" / "model.safetensors")
+    want = load_file(library.prepared("mt5-span") / "model.safetensors")
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)

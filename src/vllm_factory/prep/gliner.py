@@ -7,8 +7,8 @@ between encoders is an :class:`Encoder`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,33 +53,42 @@ UNSUPPORTED = {
 Tensors = dict[str, torch.Tensor]
 
 
-def _nothing(config: Any, tensors: Tensors) -> None:
-    """The tensors are right as they are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """What preparing must know of a plugin's encoder.
+    """What preparing must know of a plugin's encoder. ``config`` is transformers' configuration of it.
 
     Attributes:
         spec: The plugin.
-        network: Builds a module from the ``factory`` part of ``config.json``; its parameters have the names and
-            shapes that the prepared weights must have.
-        embeddings: Name of the word embeddings in that module.
+        embeddings: Name of the word embeddings among the prepared weights.
         keys: Keys of the encoder's configuration to keep; ``None`` for all.
-        max_tokens: From the encoder's configuration (transformers' object), the tokens of one prompt.
-        adapt: Given the encoder's configuration and the renamed tensors, mends the tensors; raises
-            ``CheckpointError`` for what the plugin does not serve.
         unsupported: Keys of gliner_config.json that this encoder cannot honour, and what they mean.
     """
 
     spec: PluginSpec
-    network: Callable[[Mapping[str, Any]], nn.Module]
     embeddings: str
     keys: frozenset[str] | None = None
-    max_tokens: Callable[[Any], int]
-    adapt: Callable[[Any, Tensors], None] = _nothing
-    unsupported: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = {}
+
+    def network(self, factory: Mapping[str, Any]) -> nn.Module:
+        """A module whose parameters have the names and shapes that the prepared weights must have.
+
+        Args:
+            factory: That part of the prepared ``config.json``.
+
+        Raises:
+            CheckpointError: The configurations are incomplete or contradict themselves.
+        """
+        raise NotImplementedError
+
+    def max_tokens(self, config: Any) -> int:
+        """Tokens of one prompt."""
+        return MAX_TOKENS
+
+    def adapt(self, config: Any, tensors: Tensors) -> None:
+        """Mend the renamed tensors where they differ from the network's.
+
+        Raises:
+            CheckpointError: They are of a kind that the plugin does not serve.
+        """
 
 
 def prepare_gliner(source: Source, output: Path, encoder: Encoder) -> dict[str, str]:
