@@ -71,8 +71,8 @@ class Outcome:
     problems: list[str]
 
 
-def deberta_gliner(directory: Path) -> Iterator[Case]:
-    """A span and a token-level checkpoint, asked in all modes."""
+def gliner(directory: Path, *recipes: dict[str, Any]) -> Iterator[Case]:
+    """GLiNER checkpoints, asked in all modes."""
     # Beside the tests, which build the same ones; outside the package, so not a plain import here.
     made = import_module("checkpoints")
     modes = [
@@ -85,22 +85,37 @@ def deberta_gliner(directory: Path) -> Iterator[Case]:
         {"text": text, "labels": made.LABELS[: 1 + index % len(made.LABELS)], **mode}
         for index, (text, mode) in enumerate(itertools.product(made.TEXTS, modes))
     ]
-    for recipe in (
-        made.Recipe("span-v3"),
-        made.Recipe("token-v3", head={"span_mode": "token_level"}, seed=40),
-    ):
-        checkpoint = made.build(recipe, directory)
+    for recipe in recipes:
+        checkpoint = made.build(made.Recipe(**recipe), directory)
         model = made.load(checkpoint)
 
         def reference(data: Data, model: Any = model) -> Entities:
             entities: Entities = model.predict_entities(**data)
             return entities
 
-        yield Case(recipe.name, checkpoint, requests, reference)
+        yield Case(recipe["name"], checkpoint, requests, reference)
+
+
+TOKEN_LEVEL = {"span_mode": "token_level"}
+
+
+def deberta_gliner(directory: Path) -> Iterator[Case]:
+    """A span and a token-level checkpoint."""
+    return gliner(directory, {"name": "span-v3"}, {"name": "token-v3", "head": TOKEN_LEVEL, "seed": 40})
+
+
+def mt5_gliner(directory: Path) -> Iterator[Case]:
+    """A span and a token-level checkpoint."""
+    mt5 = {"family": "mt5", "tokenizer": "t5"}
+    span = {"name": "mt5-span", **mt5, "seed": 50}
+    return gliner(directory, span, {"name": "mt5-token", **mt5, "head": TOKEN_LEVEL, "seed": 51})
 
 
 #: Cases by plugin. A plugin of the registry without any is an error: nothing goes untested in silence.
-CASES: dict[str, Callable[[Path], Iterator[Case]]] = {"deberta_gliner": deberta_gliner}
+CASES: dict[str, Callable[[Path], Iterator[Case]]] = {
+    "deberta_gliner": deberta_gliner,
+    "mt5_gliner": mt5_gliner,
+}
 
 
 def ask(server: Server, data: Data) -> Any:

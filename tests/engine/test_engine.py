@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from checkpoints import LABELS, TEXTS
-from conftest import Library
+from conftest import Library, each
 from harness import assert_same_entities
 
-pytestmark = [pytest.mark.engine, pytest.mark.deberta_gliner]
+pytestmark = pytest.mark.engine
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
 from vllm import LLM, PoolingParams  # noqa: E402
@@ -42,7 +42,7 @@ def ask(llm: LLM, **data: Any) -> Any:
     return output[0].outputs
 
 
-@pytest.mark.parametrize("name", ["span-v3", "token-v2", "span-v2-conv"])
+@pytest.mark.parametrize("name", each(["span-v3", "token-v2", "span-v2-conv", "mt5-span", "mt5-token"]))
 def test_equals_the_library_through_the_engine(name: str, library: Library) -> None:
     reference = library.reference(name)
     with engine(library.prepared(name)) as llm:
@@ -83,6 +83,7 @@ def _nothing_hurts_the_engine(llm: LLM) -> None:
             assert transport.unpack(data.numpy().tobytes()).status == Status.BAD_BLOB
 
 
+@pytest.mark.deberta_gliner
 def test_no_kv_cache_is_allocated_and_prompts_are_never_split(library: Library) -> None:
     with engine(library.prepared("span-v3")) as llm:
         config = llm.llm_engine.vllm_config
@@ -92,6 +93,7 @@ def test_no_kv_cache_is_allocated_and_prompts_are_never_split(library: Library) 
         assert all(cache.numel() == 0 for cache in runner.kv_caches)
 
 
+@pytest.mark.deberta_gliner
 @pytest.mark.parametrize(
     ("options", "message"),
     [

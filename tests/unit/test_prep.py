@@ -145,6 +145,7 @@ def test_refused_with_status_2_and_nothing_written(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.deberta_gliner
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -161,6 +162,7 @@ def test_models_that_are_nowhere(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.deberta_gliner
 def test_a_hub_checkpoint_is_prepared_from_the_cache(library: Library, tmp_path: Path, monkeypatch) -> None:
     """The hub layout: an id, its snapshot in huggingface_hub's cache, no network."""
     repo = tmp_path / "hub" / "models--acme--tiny-gliner"
@@ -175,6 +177,7 @@ def test_a_hub_checkpoint_is_prepared_from_the_cache(library: Library, tmp_path:
     assert factory["prepared_from"] == "acme/tiny-gliner"
 
 
+@pytest.mark.deberta_gliner
 def test_output_rules(library: Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, output = library.saved("span-v3"), tmp_path / "out"
     assert run("--model", source, "--output", output) == 0
@@ -191,6 +194,7 @@ def test_output_rules(library: Library, tmp_path: Path, capsys: pytest.CaptureFi
     assert "already prepared" in capsys.readouterr().err
 
 
+@pytest.mark.deberta_gliner
 def test_a_failing_force_keeps_the_earlier_output(library: Library, tmp_path: Path) -> None:
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "out"
     shutil.copytree(library.saved("span-v3"), checkpoint)
@@ -201,6 +205,7 @@ def test_a_failing_force_keeps_the_earlier_output(library: Library, tmp_path: Pa
     assert (output / "config.json").read_bytes() == before
 
 
+@pytest.mark.deberta_gliner
 def test_the_prepared_directory_needs_nothing_else(library: Library, tmp_path: Path) -> None:
     source, output = tmp_path / "source", tmp_path / "out"
     shutil.copytree(library.saved("token-v3"), source)
@@ -212,6 +217,7 @@ def test_the_prepared_directory_needs_nothing_else(library: Library, tmp_path: P
     assert str(tmp_path) not in config
 
 
+@pytest.mark.deberta_gliner
 def test_an_old_checkpoint_leaves_the_markers_to_the_loader(library: Library, tmp_path: Path) -> None:
     """Before the library saved class_token_index and vocab_size, it added the markers at each load."""
     checkpoint = tmp_path / "old"
@@ -234,6 +240,7 @@ def test_an_old_checkpoint_leaves_the_markers_to_the_loader(library: Library, tm
     assert_same_entities(LocalEngine(tmp_path / "out").answer(text=TEXTS[0], labels=LABELS), want)
 
 
+@pytest.mark.deberta_gliner
 def test_half_precision_weights_stay_half(library: Library, tmp_path: Path) -> None:
     checkpoint = tmp_path / "half"
     shutil.copytree(library.saved("span-v3"), checkpoint)
@@ -242,6 +249,7 @@ def test_half_precision_weights_stay_half(library: Library, tmp_path: Path) -> N
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float16"
 
 
+@pytest.mark.deberta_gliner
 def test_pickled_weights_are_read_without_running_code(library: Library, tmp_path: Path) -> None:
     class Malice:
         def __reduce__(self) -> tuple[object, ...]:

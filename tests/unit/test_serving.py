@@ -317,9 +317,9 @@ def test_published_is_left_to_vllm(tmp_path: Path) -> None:
             ["--io-processor-plugin", "deberta_gliner"],
             "model_type",
         ),
-        ({"gliner_config.json": {"encoder_config": {"model_type": "t5"}}}, [], "a GLiNER on 't5'"),
+        ({"gliner_config.json": {"encoder_config": {"model_type": "umt5"}}}, [], "a GLiNER on 'umt5'"),
     ],
-    ids=["empty", "gliner2", "other", "t5"],
+    ids=["empty", "gliner2", "other", "umt5"],
 )
 def test_what_no_plugin_serves(files: dict[str, Any], argv: list[str], message: str, tmp_path: Path) -> None:
     for name, content in files.items():
