@@ -85,8 +85,30 @@ def _t5(hidden: int) -> dict[str, Any]:
     }
 
 
+def _modernbert(hidden: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": 4,
+        # vLLM's attention on the CPU begins at heads of 32.
+        "num_attention_heads": hidden // 32,
+        "intermediate_size": 2 * hidden,
+        "max_position_embeddings": 512,
+        "local_attention": 16,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "cls_token_id": 1,
+        "eos_token_id": 2,
+        "sep_token_id": 2,
+    }
+
+
 #: By ``model_type``, configuration of a tiny encoder for its hidden size.
-ENCODERS: dict[str, Callable[[int], dict[str, Any]]] = {"deberta-v2": _deberta, "mt5": _t5, "t5": _t5}
+ENCODERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "deberta-v2": _deberta,
+    "modernbert": _modernbert,
+    "mt5": _t5,
+    "t5": _t5,
+}
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,8 @@ def train_tokenizer(kind: str) -> PreTrainedTokenizerBase:
     """A fast tokenizer of the given algorithm with special tokens around every sequence; or T5's, which has one."""
     if kind == "t5":
         return _train_t5_tokenizer()
+    if kind == "gemma":
+        return _train_gemma_tokenizer()
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
     corpus = [*TEXTS, *LABELS] * 3
     if kind == "unigram":
@@ -155,6 +179,25 @@ def _train_t5_tokenizer() -> T5Tokenizer:
     tokenizer.train_from_iterator([*TEXTS, *LABELS] * 3, trainer)
     vocab = json.loads(tokenizer.to_str())["model"]["vocab"]
     return T5Tokenizer(vocab=[tuple(piece) for piece in vocab], extra_ids=0)
+
+
+def _train_gemma_tokenizer() -> PreTrainedTokenizerFast:
+    """mmBERT's kind: pieces of BPE with bytes for what is unknown, and a beginning and an end token."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    special = ["<pad>", "<bos>", "<eos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special)
+    tokenizer.train_from_iterator([*TEXTS[:4], *LABELS] * 3, trainer)
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("<bos>", "<eos>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=ids)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+    )
 
 
 def build(recipe: Recipe, directory: Path) -> Path:

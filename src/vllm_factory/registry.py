@@ -96,6 +96,25 @@ PLUGINS: tuple[PluginSpec, ...] = (
             "labels": ["person", "place", "date"],
         },
     ),
+    PluginSpec(
+        name="mmbert_gliner",
+        summary="GLiNER entity recognition on vLLM's ModernBERT, also mmBERT (span and token-level heads)",
+        architecture="VllmFactoryMmbertGliner",
+        model_class="vllm_factory.plugins.mmbert_gliner.model:MmbertGlinerModel",
+        network_class=None,
+        io_class="vllm_factory.plugins.mmbert_gliner.io_processor.MmbertGlinerIOProcessor",
+        prep="vllm_factory.plugins.mmbert_gliner.prep:prepare",
+        encoders=("modernbert",),
+        pooling_task="token_classify",
+        example_model="VAGOsolutions/SauerkrautLM-GLiNER",
+        reference="gliner 0.2.29",
+        extra="gliner",
+        serve_flags=("--enforce-eager",),
+        demo_request={
+            "text": "Angela Merkel traf Tim Cook am 12. März 2019 in Cupertino.",
+            "labels": ["Person", "Ort", "Datum"],
+        },
+    ),
 )
 
 

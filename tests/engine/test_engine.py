@@ -42,7 +42,10 @@ def ask(llm: LLM, **data: Any) -> Any:
     return output[0].outputs
 
 
-@pytest.mark.parametrize("name", each(["span-v3", "token-v2", "span-v2-conv", "mt5-span", "mt5-token"]))
+NAMES = ["span-v3", "token-v2", "span-v2-conv", "mt5-span", "mt5-token", "mmbert-span", "mmbert-token"]
+
+
+@pytest.mark.parametrize("name", each(NAMES))
 def test_equals_the_library_through_the_engine(name: str, library: Library) -> None:
     reference = library.reference(name)
     with engine(library.prepared(name)) as llm:

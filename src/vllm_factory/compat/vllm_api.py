@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -133,6 +133,31 @@ def load_weights_strictly(
             f"tensors that nobody takes: {_listed(unknown)}; parameters that nobody fills: {_listed(missing)}"
         )
     return loaded
+
+
+def load_model_of_vllm_strictly(model: Any, weights: Sequence[tuple[str, torch.Tensor]]) -> set[str]:
+    """Give published ``weights`` to a model class of vLLM's, which would skip the names it does not know.
+
+    Returns:
+        The names of the model's parameters loaded: all of them.
+
+    Raises:
+        CheckpointError: A tensor that nobody takes, or a parameter that nobody fills.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    mapped = {name for name, _ in model.hf_to_vllm_mapper.apply(weights)}
+    loaded: set[str] = model.load_weights(iter(weights))
+    unknown, missing = mapped - parameters, parameters - loaded
+    if unknown or missing:
+        raise CheckpointError(
+            f"tensors that nobody takes: {_listed(unknown)}; parameters that nobody fills: {_listed(missing)}"
+        )
+    return loaded
+
+
+def with_backbone(vllm_config: VllmConfig, hf_config: Any) -> VllmConfig:
+    """The configuration for a model class of vLLM's inside one of ours, whose backbone ``hf_config`` describes."""
+    return vllm_config.with_hf_config(hf_config)
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:

@@ -1,0 +1,71 @@
+"""GLiNER on vLLM's own ModernBERT as a vLLM pooling model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.models.modernbert import ModernBertModel
+
+from vllm_factory.compat.vllm_api import (
+    encoder_only,
+    load_model_of_vllm_strictly,
+    load_weights_strictly,
+    refuse_unsupported,
+    with_backbone,
+)
+from vllm_factory.plugins.mmbert_gliner.config import MmbertGlinerConfig
+from vllm_factory.poolers.gliner import gliner_pooler
+from vllm_factory.pooling.vllm_adapter import VllmPoolerAdapter
+from vllm_factory.pooling.vllm_model import warn_of_reduced_precision
+
+
+@encoder_only
+class MmbertGlinerModel(nn.Module):
+    """Hidden states from vLLM's encoder; entity candidates from the pooler."""
+
+    is_pooling_model = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        refuse_unsupported(vllm_config)
+        config = MmbertGlinerConfig.from_factory(vllm_config.model_config.hf_config.factory)
+        self.backbone = ModernBertModel(
+            vllm_config=with_backbone(vllm_config, config.encoder),
+            prefix=f"{prefix}.backbone".lstrip("."),
+        )
+        self.head = gliner_pooler(config.head, config.encoder.hidden_size)
+        self.pooler = VllmPoolerAdapter(self.head)
+        warn_of_reduced_precision(vllm_config.model_config.dtype)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """``[T]`` to ``[T, hidden size]`` (part of vLLM's model interface)."""
+        return self.backbone.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[T]`` token ids of all requests of the step, to ``[T, hidden size]``."""
+        return self.backbone(input_ids, positions)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load a prepared checkpoint; every tensor must find its parameter and the other way round."""
+        parts: dict[str, list[tuple[str, torch.Tensor]]] = {"backbone": [], "head": []}
+        for name, tensor in weights:
+            part, _, rest = name.partition(".")
+            parts[part].append((rest, tensor))
+        loaded = {f"backbone.{name}" for name in load_model_of_vllm_strictly(self.backbone, parts["backbone"])}
+        loaded |= {f"head.{name}" for name in load_weights_strictly(self.head.named_parameters(), parts["head"])}
+        if self.head.rnn is not None:
+            self.head.rnn.flatten_parameters()
+        # The pooler holds the head: its parameters have two names.
+        return loaded | {
+            f"pooler.pooler.{name.removeprefix('head.')}" for name in loaded if name.startswith("head.")
+        }
