@@ -104,6 +104,14 @@ def deberta_gliner(directory: Path) -> Iterator[Case]:
     return gliner(directory, {"name": "span-v3"}, {"name": "token-v3", "head": TOKEN_LEVEL, "seed": 40})
 
 
+def mmbert_gliner(directory: Path) -> Iterator[Case]:
+    """A span and a token-level checkpoint."""
+    modernbert = {"family": "modernbert", "hidden": 64}
+    span = {"name": "mmbert-span", **modernbert, "tokenizer": "bpe", "seed": 60}
+    token = {"encoder": {"vocab_size": 700}, "tokenizer": "gemma", "head": TOKEN_LEVEL, "seed": 61}
+    return gliner(directory, span, {"name": "mmbert-token", **modernbert, **token})
+
+
 def mt5_gliner(directory: Path) -> Iterator[Case]:
     """A span and a token-level checkpoint."""
     mt5 = {"family": "mt5", "tokenizer": "t5"}
@@ -114,6 +122,7 @@ def mt5_gliner(directory: Path) -> Iterator[Case]:
 #: Cases by plugin. A plugin of the registry without any is an error: nothing goes untested in silence.
 CASES: dict[str, Callable[[Path], Iterator[Case]]] = {
     "deberta_gliner": deberta_gliner,
+    "mmbert_gliner": mmbert_gliner,
     "mt5_gliner": mt5_gliner,
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -22,6 +22,35 @@ from vllm_factory.registry import plugin
 from vllm_factory.varlen import Varlen
 
 
+def prepared_pipeline(path: Path, max_tokens: int | None = None, limits: Limits | None = None) -> GlinerPipeline:
+    """The pipeline of a prepared directory; ``max_tokens`` as in :class:`LocalEngine`."""
+    hf_config = json.loads((path / "config.json").read_text())
+    factory = hf_config["factory"]
+    return GlinerPipeline(
+        GlinerConfig.from_dict(factory["head"]),
+        WordTokenizer(path / "tokenizer.json"),
+        max_tokens=max_tokens or hf_config["max_position_embeddings"],
+        tokenizer_max_length=factory["tokenizer_max_length"],
+        limits=limits or Limits(),
+    )
+
+
+def answer_together(
+    pipeline: GlinerPipeline,
+    requests: Sequence[dict[str, Any]],
+    run: Callable[[list[Prompt]], Sequence[Sequence[np.ndarray]]],
+) -> list[Any]:
+    """Responses to requests whose prompts are given to ``run`` at once; it returns the pooler's arrays of each."""
+    encoded = [pipeline.encode(pipeline.parse(data)) for data in requests]
+    results = run([prompt for item in encoded for prompt in item.prompts])
+    answers = []
+    for item in encoded:
+        own, results = results[: len(item.prompts)], results[len(item.prompts) :]
+        tokens = sum(len(prompt.token_ids) for prompt in item.prompts)
+        answers.append(pipeline.decode(item.state, own, tokens))
+    return answers
+
+
 class LocalEngine:
     """A prepared GLiNER checkpoint in this process, for every plugin that has a network of plain torch.
 
@@ -32,21 +61,14 @@ class LocalEngine:
     """
 
     def __init__(self, path: Path, max_tokens: int | None = None, limits: Limits | None = None) -> None:
-        hf_config = json.loads((path / "config.json").read_text())
-        factory = hf_config["factory"]
+        factory = json.loads((path / "config.json").read_text())["factory"]
         network_class = plugin(factory["plugin"]).network_class
         assert network_class is not None, "the backbone is vLLM's: tests of this plugin need an engine"
-        self.max_tokens = max_tokens or hf_config["max_position_embeddings"]
+        self.pipeline = prepared_pipeline(path, max_tokens, limits)
+        self.max_tokens = self.pipeline.max_tokens
         self.network = resolve_name(network_class).from_factory(factory).eval()
         self.network.load_state_dict(load_file(path / "model.safetensors"), strict=True)
         self.network.prepare(self.max_tokens)
-        self.pipeline = GlinerPipeline(
-            GlinerConfig.from_dict(factory["head"]),
-            WordTokenizer(path / "tokenizer.json"),
-            max_tokens=self.max_tokens,
-            tokenizer_max_length=factory["tokenizer_max_length"],
-            limits=limits or Limits(),
-        )
 
     @torch.inference_mode()
     def run(self, prompts: Sequence[Prompt]) -> list[PoolerResult]:
@@ -64,15 +86,12 @@ class LocalEngine:
 
     def answer_together(self, requests: Sequence[dict[str, Any]]) -> list[Any]:
         """Responses to requests whose prompts all share one step."""
-        encoded = [self.pipeline.encode(self.pipeline.parse(data)) for data in requests]
-        results = self.run([prompt for item in encoded for prompt in item.prompts])
+        return answer_together(self.pipeline, requests, self._arrays)
+
+    def _arrays(self, prompts: list[Prompt]) -> list[Sequence[np.ndarray]]:
+        results = self.run(prompts)
         assert all(result.status is Status.OK for result in results), [r.status for r in results]
-        answers = []
-        for item in encoded:
-            own, results = results[: len(item.prompts)], results[len(item.prompts) :]
-            tokens = sum(len(prompt.token_ids) for prompt in item.prompts)
-            answers.append(self.pipeline.decode(item.state, [result.arrays for result in own], tokens))
-        return answers
+        return [result.arrays for result in results]
 
     def answer(self, **data: Any) -> Any:
         """The response to one request alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ import pytest
 
 from checkpoints import LABELS, TEXTS
 from conftest import Library, each
-from harness import assert_same_entities
+from harness import answer_together, assert_same_entities, prepared_pipeline
 
 pytestmark = pytest.mark.engine
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
 from vllm import LLM, PoolingParams  # noqa: E402
 
+from vllm_factory.io.gliner import GlinerPipeline  # noqa: E402
+from vllm_factory.io.pipeline import Prompt  # noqa: E402
 from vllm_factory.pooling import transport  # noqa: E402
 from vllm_factory.pooling.protocol import Status  # noqa: E402
 
@@ -56,8 +59,34 @@ def test_equals_the_library_through_the_engine(name: str, library: Library) -> N
         for got in (alone, together[: len(TEXTS)], together[len(TEXTS) :]):
             for one, expected in zip(got, want, strict=True):
                 assert_same_entities(one, expected)
+        _neighbours_change_nothing(llm, library.prepared(name))
         _nothing_hurts_the_engine(llm)
         assert_same_entities(ask(llm, text=TEXTS[0], labels=LABELS, threshold=0.3), want[0])
+
+
+def _neighbours_change_nothing(llm: LLM, path: Path) -> None:
+    """Requests of other lengths, labels and modes, some with windows, given to the engine at once."""
+    modes: list[dict[str, Any]] = [{}, {"flat_ner": False, "threshold": 0.2}, {"multi_label": True}]
+    texts = [*TEXTS, " ".join(TEXTS), TEXTS[:3], "", " ".join(TEXTS[3:9])]
+    requests = [
+        {"text": text, "labels": LABELS[: 1 + i % len(LABELS)], **modes[i % len(modes)]}
+        for i, text in enumerate(texts)
+    ]
+
+    def run(prompts: list[Prompt]) -> list[tuple[np.ndarray, ...]]:
+        kind, task = GlinerPipeline.blob_kind, GlinerPipeline.task
+        blobs = [transport.pack(kind, index, prompt.arrays) for index, prompt in enumerate(prompts)]
+        params = [PoolingParams(task=task, extra_kwargs={transport.EXTRA_KWARG: blob}) for blob in blobs]
+        tokens = [{"prompt_token_ids": prompt.token_ids} for prompt in prompts]
+        outputs = llm.encode(tokens, params, pooling_task=task, use_tqdm=False)
+        return [transport.unpack(output.outputs.data.numpy().tobytes()).arrays for output in outputs]
+
+    together = answer_together(prepared_pipeline(path), requests, run)
+    for data, got in zip(requests, together, strict=True):
+        want = ask(llm, **data)
+        pairs = [(got, want)] if isinstance(data["text"], str) else list(zip(got, want, strict=True))
+        for one_got, one_want in pairs:
+            assert_same_entities(one_got, one_want, tolerance=1e-5)
 
 
 def _nothing_hurts_the_engine(llm: LLM) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import ModernBertConfig
 
 from checkpoints import LABELS, TEXTS
 from conftest import Library, named
@@ -121,6 +122,19 @@ REFUSED_MT5: dict[str, tuple[Edit, str]] = {
     "a wrong type": (change_encoder(d_model="wide"), "encoder_config: Validation error for field 'd_model'"),
     "one bias a layer": (change_encoder(model_type="umt5"), "a GLiNER on 'umt5', which no plugin serves yet"),
 }
+REFUSED_MMBERT: dict[str, tuple[Edit, str]] = {
+    "fused layers": (change_config(fuse_layers=True), "fuse_layers is set (a weighted sum of all layers"),
+    "missing tensor": (
+        change_weights(lambda t: t.pop(f"{BERT_LAYER}.layers.1.attn_norm.weight")),
+        "no tensor fills backbone.layers.1.attn_norm.weight",
+    ),
+    "tensor too many": (
+        change_weights(lambda t: t.update({f"{BERT_LAYER}.layers.0.attn_norm.weight": torch.ones(64)})),
+        "no parameter takes backbone.layers.0.attn_norm.weight",
+    ),
+    "wrong shape": (change_encoder(intermediate_size=96), "weights and configuration disagree"),
+    "missing bias": (change_encoder(mlp_bias=True), "no tensor fills backbone.layers.0.mlp"),
+}
 
 
 def run(*arguments: object) -> int:
@@ -129,6 +143,7 @@ def run(*arguments: object) -> int:
 
 REFUSALS = {
     **{f"span-v3 {what}": named("span-v3", *case) for what, case in REFUSED.items()},
+    **{f"mmbert-span {what}": named("mmbert-span", *case) for what, case in REFUSED_MMBERT.items()},
     **{f"mt5-span {what}": named("mt5-span", *case) for what, case in REFUSED_MT5.items()},
 }
 
@@ -279,3 +294,15 @@ def test_tied_embeddings_are_found_under_either_name(
     want = load_file(library.prepared("mt5-span") / "model.safetensors")
     assert got.keys() == want.keys()
     assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+@pytest.mark.mmbert_gliner
+def test_modernbert_s_configuration_survives_preparation(library: Library) -> None:
+    """Layer types, both thetas and the window, as transformers reads them back."""
+    saved = json.loads((library.saved("mmbert-span") / "gliner_config.json").read_text())["encoder_config"]
+    prepared = json.loads((library.prepared("mmbert-span") / "config.json").read_text())
+    backbone = ModernBertConfig(**prepared["factory"]["backbone"])
+    want = ModernBertConfig(**{**saved, "vocab_size": backbone.vocab_size})
+    for key in ("layer_types", "rope_parameters", "sliding_window", "max_position_embeddings", "norm_eps"):
+        assert getattr(backbone, key) == getattr(want, key)
+    assert prepared["max_position_embeddings"] == 512
