@@ -57,15 +57,14 @@ class MmbertGlinerModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a prepared checkpoint; every tensor must find its parameter and the other way round."""
-        parts: dict[str, list[tuple[str, torch.Tensor]]] = {"backbone": [], "head": []}
+        backbone, head = [], []
         for name, tensor in weights:
-            part, _, rest = name.partition(".")
-            parts[part].append((rest, tensor))
-        loaded = {f"backbone.{name}" for name in load_model_of_vllm_strictly(self.backbone, parts["backbone"])}
-        loaded |= {f"head.{name}" for name in load_weights_strictly(self.head.named_parameters(), parts["head"])}
+            if name.startswith("backbone."):
+                backbone.append((name.removeprefix("backbone."), tensor))
+            else:
+                head.append((name, tensor))
+        loaded = {f"backbone.{name}" for name in load_model_of_vllm_strictly(self.backbone, backbone)}
+        loaded |= load_weights_strictly(self.head.named_parameters(prefix="head"), head)
         if self.head.rnn is not None:
             self.head.rnn.flatten_parameters()
-        # The pooler holds the head: its parameters have two names.
-        return loaded | {
-            f"pooler.pooler.{name.removeprefix('head.')}" for name in loaded if name.startswith("head.")
-        }
+        return loaded
