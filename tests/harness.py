@@ -39,7 +39,7 @@ class LocalEngine:
         self.network.prepare(self.max_tokens)
         self.pipeline = GlinerPipeline(
             config.head,
-            WordTokenizer(path / "tokenizer.json"),
+            WordTokenizer(path / "tokenizer.json", known=config.head.ent_token),
             max_tokens=self.max_tokens,
             tokenizer_max_length=hf_config["factory"]["tokenizer_max_length"],
             limits=limits or Limits(),
