@@ -23,6 +23,7 @@ class PluginSpec:
             or another package owns are never registered again.
         model_class: ``module:class`` of the vLLM model.
         io_class: ``module.class`` of the io processor, in vLLM's notation.
+        request_model: ``module:class`` of the pydantic model of a request's ``data``.
         prep: ``module:function`` that prepares a checkpoint, or ``None`` when it is served as published.
         pooling_task: The native pooling task that the model's pooler advertises.
         example_model: A published checkpoint that the plugin serves.
@@ -37,6 +38,7 @@ class PluginSpec:
     architecture: str
     model_class: str
     io_class: str
+    request_model: str
     prep: str | None
     pooling_task: str
     example_model: str
@@ -58,6 +60,7 @@ PLUGINS: tuple[PluginSpec, ...] = (
         architecture="VllmFactoryDebertaGliner",
         model_class="vllm_factory.plugins.deberta_gliner.model:DebertaGlinerModel",
         io_class="vllm_factory.plugins.deberta_gliner.io_processor.DebertaGlinerIOProcessor",
+        request_model="vllm_factory.io.ner:NerRequest",
         prep="vllm_factory.plugins.deberta_gliner.prep:prepare",
         pooling_task="token_classify",
         example_model="urchade/gliner_small-v2.1",

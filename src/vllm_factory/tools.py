@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from vllm_factory.pages import page
 from vllm_factory.registry import PLUGINS, plugin
 
 
@@ -15,6 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("plugins", help="names of all plugins, one a line")
     commands.add_parser("table", help="the README's table of plugins")
+    pages = commands.add_parser("pages", help="write a page for each plugin")
+    pages.add_argument("directory", type=Path, nargs="?", default=Path("docs/plugins"))
     example = commands.add_parser("example", help="a published checkpoint that the plugin serves")
     check = commands.add_parser("check", help="print the plugin's name, or fail and list those there are")
     for command in (example, check):
@@ -22,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.command == "plugins":
         print("\n".join(spec.name for spec in PLUGINS))
+        return 0
+    if arguments.command == "pages":
+        _write_pages(arguments.directory)
         return 0
     if arguments.command == "table":
         print(table())
@@ -33,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(spec.example_model if arguments.command == "example" else spec.name)
     return 0
+
+
+def _write_pages(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for spec in PLUGINS:
+        (directory / f"{spec.name}.md").write_text(page(spec), encoding="utf-8")
 
 
 def table() -> str:
