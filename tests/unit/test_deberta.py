@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import DebertaV2Config, DebertaV2Model
 
+from vllm_factory import varlen
 from vllm_factory.errors import CheckpointError
-from vllm_factory.kernels import disentangled_attention
 from vllm_factory.models.deberta_v2 import DebertaConfig, DebertaModel
 from vllm_factory.varlen import Varlen
 
@@ -95,7 +95,7 @@ def test_a_sequence_beyond_the_budget_is_done_in_parts(monkeypatch: pytest.Monke
     _, ours = build(V3)
     sequences = [torch.randint(0, 100, (n,)) for n in (50, 49, 3)]
     want = run(ours, sequences)
-    monkeypatch.setattr(disentangled_attention, "GROUP_BUDGET", 300)
+    monkeypatch.setitem(varlen.GROUP_BUDGETS, "cpu", 300)
     for got, expected in zip(run(ours, sequences), want, strict=True):
         torch.testing.assert_close(got[-1], expected[-1], atol=1e-6, rtol=1e-6)
 

@@ -21,9 +21,6 @@ import torch
 
 from vllm_factory.varlen import PaddedGroup, Varlen
 
-#: Largest B·L·L that one padded group may have: bounds each of the H-fold score tensors.
-GROUP_BUDGET = 2**21
-
 
 @dataclass(frozen=True, slots=True)
 class RelativeTables:
@@ -101,7 +98,7 @@ def disentangled_attention_torch(
     varlen: Varlen,
 ) -> torch.Tensor:
     """The torch implementation: padded groups of similar length, scores materialised."""
-    grouping = varlen.grouping(GROUP_BUDGET)
+    grouping = varlen.grouping()
     contexts = []
     for group in grouping.groups:
         context = _group_attention(
@@ -132,7 +129,7 @@ def _group_attention(
     if tables is not None and tables.pos_query is not None:
         p2c = key @ tables.pos_query.transpose(-1, -2)
     batch, _, length, _ = query.shape
-    rows = max(1, GROUP_BUDGET // (batch * length))
+    rows = max(1, varlen.budget // (batch * length))
     context = []
     for first in range(0, length, rows):
         part = query[:, :, first : first + rows]
