@@ -26,9 +26,10 @@ def prepared_pipeline(path: Path, max_tokens: int | None = None, limits: Limits 
     """The pipeline of a prepared directory; ``max_tokens`` as in :class:`LocalEngine`."""
     hf_config = json.loads((path / "config.json").read_text())
     factory = hf_config["factory"]
+    head = GlinerConfig.from_dict(factory["head"])
     return GlinerPipeline(
-        GlinerConfig.from_dict(factory["head"]),
-        WordTokenizer(path / "tokenizer.json"),
+        head,
+        WordTokenizer(path / "tokenizer.json", known=head.ent_token),
         max_tokens=max_tokens or hf_config["max_position_embeddings"],
         tokenizer_max_length=factory["tokenizer_max_length"],
         limits=limits or Limits(),

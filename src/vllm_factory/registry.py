@@ -25,6 +25,7 @@ class PluginSpec:
         network_class: ``module:class`` of the plain torch network that the model runs, or ``None`` when its
             backbone is a model of vLLM's.
         io_class: ``module.class`` of the io processor, in vLLM's notation.
+        request_model: ``module:class`` of the pydantic model of a request's ``data``.
         prep: ``module:function`` that prepares a checkpoint, or ``None`` when it is served as published.
         encoders: ``model_type`` of the encoders with which a uni-encoder GLiNER belongs to this plugin.
         pooling_task: The native pooling task that the model's pooler advertises.
@@ -41,6 +42,7 @@ class PluginSpec:
     model_class: str
     network_class: str | None
     io_class: str
+    request_model: str
     prep: str | None
     encoders: tuple[str, ...] = ()
     pooling_task: str
@@ -64,6 +66,7 @@ PLUGINS: tuple[PluginSpec, ...] = (
         model_class="vllm_factory.plugins.deberta_gliner.model:DebertaGlinerModel",
         network_class="vllm_factory.plugins.deberta_gliner.network:DebertaGlinerNetwork",
         io_class="vllm_factory.plugins.deberta_gliner.io_processor.DebertaGlinerIOProcessor",
+        request_model="vllm_factory.io.ner:NerRequest",
         prep="vllm_factory.plugins.deberta_gliner.prep:prepare",
         encoders=("deberta-v2",),
         pooling_task="token_classify",
@@ -84,6 +87,7 @@ PLUGINS: tuple[PluginSpec, ...] = (
         model_class="vllm_factory.plugins.mt5_gliner.model:Mt5GlinerModel",
         network_class="vllm_factory.plugins.mt5_gliner.network:Mt5GlinerNetwork",
         io_class="vllm_factory.plugins.mt5_gliner.io_processor.Mt5GlinerIOProcessor",
+        request_model="vllm_factory.io.ner:NerRequest",
         prep="vllm_factory.plugins.mt5_gliner.prep:prepare",
         encoders=("mt5", "t5"),
         pooling_task="token_classify",
@@ -103,6 +107,7 @@ PLUGINS: tuple[PluginSpec, ...] = (
         model_class="vllm_factory.plugins.mmbert_gliner.model:MmbertGlinerModel",
         network_class=None,
         io_class="vllm_factory.plugins.mmbert_gliner.io_processor.MmbertGlinerIOProcessor",
+        request_model="vllm_factory.io.ner:NerRequest",
         prep="vllm_factory.plugins.mmbert_gliner.prep:prepare",
         encoders=("modernbert",),
         pooling_task="token_classify",

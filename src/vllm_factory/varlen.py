@@ -13,6 +13,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+#: Largest B·L·L of one padded group: it bounds the H-fold score tensors of an attention. On a CPU they should stay
+#: in its caches; a GPU wants few launches.
+GROUP_BUDGETS = {"cpu": 2**18, "cuda": 2**21}
+_OTHER_DEVICES = 2**21
+
 
 @dataclass(frozen=True, slots=True)
 class PaddedGroup:
@@ -73,23 +78,24 @@ class Varlen:
             raise ValueError(f"a batch without tokens: lengths {self.lengths}")
         self.starts = (np.cumsum(self.lengths) - self.lengths).tolist()
         self.device = device
-        self._groupings: dict[int, Grouping] = {}
+        self.budget = GROUP_BUDGETS.get(device.type, _OTHER_DEVICES)
+        self._grouping: Grouping | None = None
         #: For what layers derive from the boundaries alone, so that the first computes it for all.
         self.memo: dict[Any, torch.Tensor] = {}
 
-    def grouping(self, budget: int) -> Grouping:
+    def grouping(self) -> Grouping:
         """Padded groups, each with at most ``budget`` of B·L·L (or one sequence).
 
-        Sequences of similar length come together, so little is padded. The result is cached: all layers of a
-        forward pass use the same groups.
+        Sequences of similar length come together, so little is padded. Computed once: all layers of a forward
+        pass use the same groups.
         """
-        if budget not in self._groupings:
-            self._groupings[budget] = self._group(budget)
-        return self._groupings[budget]
+        if self._grouping is None:
+            self._grouping = self._group()
+        return self._grouping
 
-    def _group(self, budget: int) -> Grouping:
+    def _group(self) -> Grouping:
         groups, inverse, offset = [], np.empty(self.num_tokens, np.int64), 0
-        for members in self._split(budget):
+        for members in self._split():
             lengths = np.array([self.lengths[i] for i in members])
             starts = np.array([self.starts[i] for i in members])
             position = np.arange(lengths.max())
@@ -103,12 +109,12 @@ class Varlen:
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-    def _split(self, budget: int) -> Iterator[list[int]]:
+    def _split(self) -> Iterator[list[int]]:
         order = sorted((i for i, n in enumerate(self.lengths) if n), key=lambda i: -self.lengths[i])
         group: list[int] = []
         for sequence in order:
             longest = self.lengths[group[0]] if group else 0
-            too_big = (len(group) + 1) * longest * longest > budget
+            too_big = (len(group) + 1) * longest * longest > self.budget
             # Padding a sequence to more than 1.25 of its length costs more than another launch.
             too_padded = longest > 64 and longest > 1.25 * self.lengths[sequence]
             if group and (too_big or too_padded):

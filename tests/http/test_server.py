@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,57 @@ def test_odd_but_valid_input_is_answered(data: dict[str, Any], client: httpx.Cli
     found = entities(client, **data)
     if isinstance(data["text"], str):
         assert all(e["text"] == data["text"][e["start"] : e["end"]] for e in found)
+    assert entities(client, **GOOD)
+
+
+PIECES = [
+    "a",
+    "Angela ",
+    "\u0130",
+    "💛",
+    "\u0301",
+    "\u200b",
+    "\x00",
+    "東京",
+    "<<ENT>>",
+    "\ud800",
+    '"',
+    "\\",
+    "x" * 50,
+]
+FIELDS = ["text", "labels", "threshold", "flat_ner", "multi_label", "truncation", "include_usage", "task", "input"]
+
+
+def random_value(rng: random.Random, depth: int = 0) -> Any:
+    """Anything that JSON (as Python writes it) can hold."""
+    text = "".join(rng.choices(PIECES, k=rng.randint(0, 8)))
+    plain = [None, True, False, 0, -1, 0.5, 2, float("nan"), float("inf"), 10 ** rng.randint(1, 400), text]
+    if depth > 2 or rng.random() < 0.5:
+        return rng.choice(plain)
+    items = [random_value(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+    return items if rng.random() < 0.5 else dict.fromkeys(map(str, items), text)
+
+
+def random_body(rng: random.Random) -> bytes:
+    """A good request with some fields replaced or dropped, now and then with a damaged byte."""
+    data = dict(GOOD)
+    for field in rng.sample(FIELDS, rng.randint(1, 3)):
+        data[field] = random_value(rng)
+    for field in rng.sample(sorted(data), rng.randint(0, 1)):
+        del data[field]
+    body = bytearray(json.dumps({"data": data}).encode())
+    if rng.random() < 0.15:
+        body[rng.randrange(len(body))] = rng.randrange(256)
+    return bytes(body)
+
+
+def test_hundreds_of_random_requests_get_no_server_error(client: httpx.Client) -> None:
+    rng = random.Random(20261130)
+    for _ in range(300):
+        body = random_body(rng)
+        response = client.post("/pooling", content=body, headers={"content-type": "application/json"})
+        assert response.status_code < 500, (body, response.text)
+        assert "NaN" not in response.text or response.status_code == 400
     assert entities(client, **GOOD)
 
 

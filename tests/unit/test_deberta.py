@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import DebertaV2Config, DebertaV2Model
 
+from vllm_factory import varlen
 from vllm_factory.errors import CheckpointError
 from vllm_factory.models.deberta_v2 import DebertaConfig, DebertaModel
 from vllm_factory.varlen import Varlen
@@ -87,6 +88,16 @@ def test_long_sequences_reach_the_logarithmic_buckets() -> None:
     sequence = torch.randint(0, 100, (127,))
     want = reference(sequence[None]).last_hidden_state[0]
     torch.testing.assert_close(run(ours, [sequence])[0][-1], want, atol=2e-5, rtol=2e-5)
+
+
+@torch.no_grad()
+def test_a_sequence_beyond_the_budget_is_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ours = build(V3)
+    sequences = [torch.randint(0, 100, (n,)) for n in (50, 49, 3)]
+    want = run(ours, sequences)
+    monkeypatch.setitem(varlen.GROUP_BUDGETS, "cpu", 300)
+    for got, expected in zip(run(ours, sequences), want, strict=True):
+        torch.testing.assert_close(got[-1], expected[-1], atol=1e-6, rtol=1e-6)
 
 
 @torch.no_grad()

@@ -11,7 +11,9 @@ import pytest
 
 import vllm_factory
 from vllm_factory import entrypoints
-from vllm_factory.registry import PLUGINS
+from vllm_factory.pages import page
+from vllm_factory.registry import PLUGINS, PluginSpec
+from vllm_factory.tools import table
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "vllm_factory").rglob("*.py"))
@@ -33,6 +35,18 @@ def test_entry_points_are_the_registry_s() -> None:
     assert declared["vllm.general_plugins"] == {"vllm_factory": "vllm_factory.entrypoints:register"}
     for spec in PLUGINS:
         assert getattr(entrypoints, spec.io_name)() == spec.io_class
+
+
+def test_the_readme_s_table_is_the_registry_s() -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = readme.partition("<!-- plugins -->\n")[2].partition("\n<!-- /plugins -->")[0]
+    assert shown == table(), "python -m vllm_factory.tools table"
+
+
+@pytest.mark.parametrize("spec", PLUGINS, ids=lambda spec: spec.name)
+def test_every_plugin_has_its_page(spec: PluginSpec) -> None:
+    written = (ROOT / "docs" / "plugins" / f"{spec.name}.md").read_text(encoding="utf-8")
+    assert written == page(spec), "python -m vllm_factory.tools pages"
 
 
 def test_the_version_is_the_changelog_s() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import MT5Config, MT5EncoderModel, T5Config, T5EncoderModel
 
+from vllm_factory import varlen
 from vllm_factory.errors import CheckpointError
 from vllm_factory.kernels.relative_bias_attention import distance_bucket
 from vllm_factory.models.t5_encoder import T5Encoder, T5EncoderConfig, T5LayerNorm
@@ -78,6 +79,16 @@ def test_long_sequences_reach_the_last_buckets() -> None:
     sequence = torch.randint(0, 100, (255,))
     want = reference(sequence[None]).last_hidden_state[0]
     torch.testing.assert_close(run(ours, [sequence])[0][-1], want, atol=2e-5, rtol=2e-5)
+
+
+@torch.no_grad()
+def test_a_sequence_beyond_the_budget_is_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ours = build("mt5", {})
+    sequences = [torch.randint(0, 100, (n,)) for n in (50, 49, 3)]
+    want = run(ours, sequences)
+    monkeypatch.setitem(varlen.GROUP_BUDGETS, "cpu", 300)
+    for got, expected in zip(run(ours, sequences), want, strict=True):
+        torch.testing.assert_close(got[-1], expected[-1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (64, 4096), (6, 7)])

@@ -49,7 +49,8 @@ class BoundaryBuilder(AttentionMetadataBuilder[BoundaryMetadata]):  # type: igno
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> BoundaryMetadata:
-        starts = common_attn_metadata.query_start_loc_cpu
+        # Model Runner V2 hands over a buffer that may be longer than the step has requests.
+        starts = common_attn_metadata.query_start_loc_cpu[: common_attn_metadata.num_reqs + 1]
         return BoundaryMetadata((starts[1:] - starts[:-1]).tolist())
 
 

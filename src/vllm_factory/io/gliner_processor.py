@@ -21,9 +21,11 @@ class GlinerIOProcessor(FactoryIOProcessor):
         """See :class:`~vllm_factory.io.processor.FactoryIOProcessor`."""
         model = vllm_config.model_config
         factory = model.hf_config.factory
+        head = GlinerConfig.from_dict(factory["head"])
+        tokenizer = tokenizer_file(model.tokenizer, model.tokenizer_revision)
         return GlinerPipeline(
-            GlinerConfig.from_dict(factory["head"]),
-            WordTokenizer(tokenizer_file(model.tokenizer, model.tokenizer_revision)),
+            head,
+            WordTokenizer(tokenizer, known=head.ent_token),
             max_tokens=model.max_model_len,
             tokenizer_max_length=factory["tokenizer_max_length"],
             limits=Limits.from_environment(),

@@ -52,7 +52,7 @@ class NerRequest(BaseModel):
         min_length=1,
     )
     threshold: Annotated[float, BeforeValidator(_number), Field(ge=0.0, le=1.0)] = Field(
-        default=0.5, description="Entities must score above it."
+        default=0.5, description="Entities score above it; from 0 to 1."
     )
     flat_ner: StrictBool = Field(default=True, description="Entities may not overlap; false lets them nest.")
     multi_label: StrictBool = Field(default=False, description="One span may have several labels.")

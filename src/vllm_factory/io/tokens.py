@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from vllm_factory.errors import CheckpointError
+from vllm_factory.errors import CheckpointError, shown
 
 #: Words remembered, and how long a word may be to be remembered: together they bound the memory.
 CACHE_WORDS = 200_000
@@ -31,6 +31,10 @@ def tokenizer_file(model: str, revision: str | None = None) -> Path:
 class WordTokenizer:
     """Encodes words through a ``tokenizer.json``.
 
+    Args:
+        path: The file.
+        known: A word that certainly has tokens.
+
     Attributes:
         prefix, suffix: Ids of the special tokens around every sequence.
 
@@ -38,7 +42,7 @@ class WordTokenizer:
         CheckpointError: The file cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: str = "a") -> None:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the Rust library raises plain Exception
@@ -46,7 +50,7 @@ class WordTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._cache: dict[str, tuple[int, ...]] = {}
-        self.prefix, self.suffix = self._special_tokens()
+        self.prefix, self.suffix = self._special_tokens(known)
 
     def encode(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """The ids of each word; a word may have none (a zero-width character, say)."""
@@ -70,9 +74,9 @@ class WordTokenizer:
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
-    def _special_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        encoding = self._tokenizer.encode(["a"], is_pretokenized=True, add_special_tokens=True)
+    def _special_tokens(self, known: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        encoding = self._tokenizer.encode([known], is_pretokenized=True, add_special_tokens=True)
         inside = [i for i, word in enumerate(encoding.word_ids) if word is not None]
         if not inside:
-            raise CheckpointError("the tokenizer gives no token for the word 'a'")
+            raise CheckpointError(f"the tokenizer gives no token for {shown(known)}")
         return tuple(encoding.ids[: inside[0]]), tuple(encoding.ids[inside[-1] + 1 :])

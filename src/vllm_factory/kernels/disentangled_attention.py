@@ -21,9 +21,6 @@ import torch
 
 from vllm_factory.varlen import PaddedGroup, Varlen
 
-#: Largest B·L·L that one padded group may have: bounds each of the H-fold score tensors.
-GROUP_BUDGET = 2**21
-
 
 @dataclass(frozen=True, slots=True)
 class RelativeTables:
@@ -101,7 +98,7 @@ def disentangled_attention_torch(
     varlen: Varlen,
 ) -> torch.Tensor:
     """The torch implementation: padded groups of similar length, scores materialised."""
-    grouping = varlen.grouping(GROUP_BUDGET)
+    grouping = varlen.grouping()
     contexts = []
     for group in grouping.groups:
         context = _group_attention(
@@ -124,31 +121,45 @@ def _group_attention(
     group: PaddedGroup,
     varlen: Varlen,
 ) -> torch.Tensor:
-    """``[B, H, L, D]`` each, to ``[B, H, L, D]``."""
+    """``[B, H, L, D]`` each, to ``[B, H, L, D]``; a long sequence is done some query rows at a time."""
     terms = 1 if tables is None else 1 + sum(t is not None for t in (tables.pos_key, tables.pos_query))
     scale = math.sqrt(query.shape[-1] * terms)
-    scores = query @ (key / scale).transpose(-1, -2)
-    if tables is not None:
-        index = tables.index(query.shape[2], varlen)
-        scores = _add_position_terms(scores, query, key, tables, index.expand_as(scores), scale)
-    if group.mask is not None:
-        scores = scores.masked_fill(~group.mask[:, None, None, :], torch.finfo(scores.dtype).min)
-    return torch.softmax(scores, dim=-1) @ value
+    scaled_key = (key / scale).transpose(-1, -2)
+    p2c = None
+    if tables is not None and tables.pos_query is not None:
+        p2c = key @ tables.pos_query.transpose(-1, -2)
+    batch, _, length, _ = query.shape
+    rows = max(1, varlen.budget // (batch * length))
+    context = []
+    for first in range(0, length, rows):
+        part = query[:, :, first : first + rows]
+        scores = part @ scaled_key
+        if tables is not None:
+            index = tables.index(length, varlen)[first : first + rows]
+            scores = _add_position_terms(scores, part, p2c, tables.pos_key, index, scale)
+        if group.mask is not None:
+            scores = scores.masked_fill(~group.mask[:, None, None, :], torch.finfo(scores.dtype).min)
+        context.append(torch.softmax(scores, dim=-1) @ value)
+    return torch.cat(context, dim=2)
 
 
 def _add_position_terms(
     scores: torch.Tensor,
     query: torch.Tensor,
-    key: torch.Tensor,
-    tables: RelativeTables,
+    p2c: torch.Tensor | None,
+    pos_key: torch.Tensor | None,
     index: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    if tables.pos_key is not None:
-        c2p = query @ tables.pos_key.transpose(-1, -2)
-        scores = scores + torch.gather(c2p, -1, index) / scale
-    if tables.pos_query is not None:
-        # Row k of the gathered tensor is a key; b is odd, so the transposed index selects b(query - key).
-        p2c = key @ tables.pos_query.transpose(-1, -2)
-        scores = scores + torch.gather(p2c, -1, index.transpose(-1, -2)).transpose(-1, -2) / scale
+    """Add to ``[B, H, R, L]`` scores of R query rows the terms that ``index`` ``[R, L]`` selects.
+
+    ``p2c`` is ``[B, H, L, P]``: every key with every row of the table.
+    """
+    if pos_key is not None:
+        c2p = query @ pos_key.transpose(-1, -2)
+        scores = scores + torch.gather(c2p, -1, index.expand_as(scores)) / scale
+    if p2c is not None:
+        # Rows of p2c are keys; buckets are odd, so the transposed index selects b(query - key).
+        keys_by_queries = index.T.expand(*scores.shape[:2], *index.T.shape)
+        scores = scores + torch.gather(p2c, -1, keys_by_queries).transpose(-1, -2) / scale
     return scores

@@ -21,9 +21,6 @@ import torch.nn.functional as F
 
 from vllm_factory.varlen import PaddedGroup, Varlen
 
-#: Largest B·L·L that one padded group may have: bounds the H-fold bias of its scores.
-GROUP_BUDGET = 2**21
-
 
 @dataclass(frozen=True, slots=True)
 class DistanceBias:
@@ -35,14 +32,22 @@ class DistanceBias:
 
     values: torch.Tensor
 
-    def square(self, length: int, varlen: Varlen) -> torch.Tensor:
-        """``[H, L, L]`` bias of query i and key j. All layers share the object, and so this."""
+    def rows(self, first: int, count: int, length: int, varlen: Varlen) -> torch.Tensor:
+        """``[H, count, L]`` bias of the queries from ``first`` on, for all keys.
+
+        All layers share the object, and so the result where it is that of a whole sequence.
+        """
         key = ("distance bias", id(self), length)
+        if count < length:
+            return self._rows(first, count, length)
         if key not in varlen.memo:
-            middle = self.values.shape[1] // 2
-            position = torch.arange(length, device=self.values.device)
-            varlen.memo[key] = self.values[:, position[None, :] - position[:, None] + middle]
+            varlen.memo[key] = self._rows(0, length, length)
         return varlen.memo[key]
+
+    def _rows(self, first: int, count: int, length: int) -> torch.Tensor:
+        position = torch.arange(length, device=self.values.device)
+        query = position[first : first + count]
+        return self.values[:, position[None, :] - query[:, None] + self.values.shape[1] // 2]
 
 
 def distance_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
@@ -99,23 +104,37 @@ def relative_bias_attention_torch(
     varlen: Varlen,
 ) -> torch.Tensor:
     """The torch implementation: padded groups of similar length."""
-    grouping = varlen.grouping(GROUP_BUDGET)
+    grouping = varlen.grouping()
     contexts = []
     for group in grouping.groups:
-        context = F.scaled_dot_product_attention(
+        context = _group_attention(
             group.pad(query).transpose(1, 2),
             group.pad(key).transpose(1, 2),
             group.pad(value).transpose(1, 2),
-            attn_mask=_masked_bias(bias, group, varlen),
-            scale=1.0,
+            bias,
+            group,
+            varlen,
         )
         contexts.append(context.transpose(1, 2).flatten(2))
     return grouping.unpad(contexts, query.shape[0])
 
 
-def _masked_bias(bias: DistanceBias, group: PaddedGroup, varlen: Varlen) -> torch.Tensor:
-    """``[B or 1, H, L, L]``, with the lowest number where the key is padding."""
-    square = bias.square(group.index.shape[1], varlen).unsqueeze(0)
-    if group.mask is None:
-        return square
-    return square.masked_fill(~group.mask[:, None, None, :], torch.finfo(square.dtype).min)
+def _group_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: DistanceBias,
+    group: PaddedGroup,
+    varlen: Varlen,
+) -> torch.Tensor:
+    """``[B, H, L, D]`` each, to ``[B, H, L, D]``; a long sequence is done some query rows at a time."""
+    batch, _, length, _ = query.shape
+    rows = max(1, varlen.budget // (batch * length))
+    context = []
+    for first in range(0, length, rows):
+        part = query[:, :, first : first + rows]
+        mask = bias.rows(first, part.shape[2], length, varlen).unsqueeze(0)
+        if group.mask is not None:
+            mask = mask.masked_fill(~group.mask[:, None, None, :], torch.finfo(mask.dtype).min)
+        context.append(F.scaled_dot_product_attention(part, key, value, attn_mask=mask, scale=1.0))
+    return torch.cat(context, dim=2)

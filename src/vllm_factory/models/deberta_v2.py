@@ -20,7 +20,6 @@ from transformers.activations import ACT2FN
 
 from vllm_factory.errors import CheckpointError, shown
 from vllm_factory.kernels.disentangled_attention import (
-    GROUP_BUDGET,
     RelativeTables,
     bucket_table,
     disentangled_attention,
@@ -261,7 +260,7 @@ class ConvLayer(nn.Module):
 
     def forward(self, embeddings: torch.Tensor, hidden: torch.Tensor, varlen: Varlen) -> torch.Tensor:
         """``[T, E]`` embeddings and first layer's output, to ``[T, E]``."""
-        grouping = varlen.grouping(GROUP_BUDGET)
+        grouping = varlen.grouping()
         padded = [self.conv(g.pad_with_zeros(embeddings).transpose(1, 2)) for g in grouping.groups]
         convolved = grouping.unpad([rows.transpose(1, 2) for rows in padded], embeddings.shape[0])
         return self.LayerNorm(hidden + self.act(convolved))
