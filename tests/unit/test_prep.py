@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ModernBertConfig
 
 from checkpoints import LABELS, TEXTS
-from conftest import Library, named
+from conftest import RECIPES, Library, each, named
 from harness import LocalEngine, assert_same_entities
 from vllm_factory.prep.cli import main
 
@@ -177,12 +177,14 @@ def test_models_that_are_nowhere(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.deberta_gliner
-def test_a_hub_checkpoint_is_prepared_from_the_cache(library: Library, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("name", each(["span-v3", "mmbert-span", "mt5-span"]))
+def test_a_hub_checkpoint_is_prepared_from_the_cache(
+    name: str, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hub layout: an id, its snapshot in huggingface_hub's cache, no network."""
     repo = tmp_path / "hub" / "models--acme--tiny-gliner"
     commit = "0123456789abcdef0123456789abcdef01234567"
-    shutil.copytree(library.saved("span-v3"), repo / "snapshots" / commit)
+    shutil.copytree(library.saved(name), repo / "snapshots" / commit)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -190,6 +192,7 @@ def test_a_hub_checkpoint_is_prepared_from_the_cache(library: Library, tmp_path:
     assert run("--model", "acme/tiny-gliner", "--output", tmp_path / "out") == 0
     factory = json.loads((tmp_path / "out" / "config.json").read_text())["factory"]
     assert factory["prepared_from"] == "acme/tiny-gliner"
+    assert factory["plugin"] == RECIPES[name].plugin
 
 
 @pytest.mark.deberta_gliner
@@ -306,3 +309,19 @@ def test_modernbert_s_configuration_survives_preparation(library: Library) -> No
     for key in ("layer_types", "rope_parameters", "sliding_window", "max_position_embeddings", "norm_eps"):
         assert getattr(backbone, key) == getattr(want, key)
     assert prepared["max_position_embeddings"] == 512
+
+
+@pytest.mark.mmbert_gliner
+def test_modernbert_s_older_keys_are_understood(library: Library, tmp_path: Path) -> None:
+    """Before version 5, transformers saved a rhythm of global layers and two thetas."""
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(library.saved("mmbert-span"), checkpoint)
+    saved = json.loads((checkpoint / "gliner_config.json").read_text())["encoder_config"]
+    encoder = {key: value for key, value in saved.items() if key not in ("layer_types", "rope_parameters")}
+    encoder |= {"global_attn_every_n_layers": 2, "global_rope_theta": 1.6e5, "local_rope_theta": 1.2e5}
+    change_config(encoder_config=encoder)(checkpoint)
+    assert run("--model", checkpoint, "--output", tmp_path / "out") == 0
+    backbone = json.loads((tmp_path / "out" / "config.json").read_text())["factory"]["backbone"]
+    assert backbone["layer_types"] == ["full_attention", "sliding_attention"] * 2
+    thetas = {kind: rope["rope_theta"] for kind, rope in backbone["rope_parameters"].items()}
+    assert thetas == {"full_attention": 1.6e5, "sliding_attention": 1.2e5}

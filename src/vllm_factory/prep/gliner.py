@@ -2,7 +2,7 @@
 
 What the library works out each time it loads a checkpoint is worked out once here: missing configuration keys,
 marker tokens of old checkpoints, the tokenizer's special tokens, the index of the label marker. What differs
-between encoders is an :class:`Encoder`.
+between encoders is an :class:`EncoderPrep`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ UNSUPPORTED = {
 Tensors = dict[str, torch.Tensor]
 
 
-class Encoder:
+class EncoderPrep:
     """What preparing must know of a plugin's encoder. ``config`` is transformers' configuration of it.
 
     Attributes:
@@ -91,7 +91,7 @@ class Encoder:
         """
 
 
-def prepare_gliner(source: Source, output: Path, encoder: Encoder) -> dict[str, str]:
+def prepare_gliner(source: Source, output: Path, encoder: EncoderPrep) -> dict[str, str]:
     """Write the prepared checkpoint into ``output``.
 
     Returns:
@@ -193,7 +193,7 @@ def _save_tokenizer(tokenizer: Any, output: Path) -> None:
 
 
 def _factory(
-    source: Source, encoder: Encoder, config: Any, values: dict[str, Any], tokenizer: Any
+    source: Source, encoder: EncoderPrep, config: Any, values: dict[str, Any], tokenizer: Any
 ) -> dict[str, Any]:
     """What only this package reads of ``config.json``."""
     head = GlinerConfig.from_dict(values)
@@ -209,7 +209,7 @@ def _factory(
     }
 
 
-def _hf_config(encoder: Encoder, config: Any, factory: dict[str, Any], dtype: str) -> dict[str, Any]:
+def _hf_config(encoder: EncoderPrep, config: Any, factory: dict[str, Any], dtype: str) -> dict[str, Any]:
     """What vLLM reads of ``config.json``, and ``factory``."""
     return {
         "architectures": [encoder.spec.architecture],

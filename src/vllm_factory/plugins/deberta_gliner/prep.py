@@ -11,13 +11,13 @@ from torch import nn
 
 from vllm_factory.models.deberta_v2 import DebertaConfig
 from vllm_factory.plugins.deberta_gliner.network import DebertaGlinerNetwork
-from vllm_factory.prep.gliner import MAX_TOKENS, Encoder, Tensors, prepare_gliner
+from vllm_factory.prep.gliner import MAX_TOKENS, EncoderPrep, Tensors, prepare_gliner
 from vllm_factory.prep.source import Source
 from vllm_factory.registry import plugin
 
 
-class DebertaEncoder(Encoder):
-    """See :class:`~vllm_factory.prep.gliner.Encoder`."""
+class DebertaPrep(EncoderPrep):
+    """See :class:`~vllm_factory.prep.gliner.EncoderPrep`."""
 
     spec = plugin("deberta_gliner")
     embeddings = "backbone.embeddings.word_embeddings.weight"
@@ -36,4 +36,4 @@ class DebertaEncoder(Encoder):
 
 def prepare(source: Source, output: Path) -> dict[str, str]:
     """See :func:`~vllm_factory.prep.gliner.prepare_gliner`."""
-    return prepare_gliner(source, output, DebertaEncoder())
+    return prepare_gliner(source, output, DebertaPrep())

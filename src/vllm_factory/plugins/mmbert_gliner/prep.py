@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from vllm_factory.plugins.mmbert_gliner.network import MmbertGlinerLayout
-from vllm_factory.prep.gliner import Encoder, prepare_gliner
+from vllm_factory.prep.gliner import EncoderPrep, prepare_gliner
 from vllm_factory.prep.source import Source
 from vllm_factory.registry import plugin
 
 
-class ModernBert(Encoder):
-    """See :class:`~vllm_factory.prep.gliner.Encoder`."""
+class ModernBertPrep(EncoderPrep):
+    """See :class:`~vllm_factory.prep.gliner.EncoderPrep`."""
 
     spec = plugin("mmbert_gliner")
     embeddings = "backbone.embeddings.tok_embeddings.weight"
@@ -56,4 +56,4 @@ class ModernBert(Encoder):
 
 def prepare(source: Source, output: Path) -> dict[str, str]:
     """See :func:`~vllm_factory.prep.gliner.prepare_gliner`."""
-    return prepare_gliner(source, output, ModernBert())
+    return prepare_gliner(source, output, ModernBertPrep())

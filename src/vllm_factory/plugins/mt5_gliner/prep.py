@@ -13,7 +13,7 @@ from torch import nn
 from vllm_factory.errors import CheckpointError
 from vllm_factory.models.t5_encoder import T5EncoderConfig
 from vllm_factory.plugins.mt5_gliner.network import Mt5GlinerNetwork
-from vllm_factory.prep.gliner import Encoder, Tensors, prepare_gliner
+from vllm_factory.prep.gliner import EncoderPrep, Tensors, prepare_gliner
 from vllm_factory.prep.source import Source
 from vllm_factory.registry import plugin
 
@@ -22,8 +22,8 @@ OWN_EMBEDDINGS = "backbone.encoder.embed_tokens.weight"
 SHARED_EMBEDDINGS = "backbone.shared.weight"
 
 
-class T5(Encoder):
-    """See :class:`~vllm_factory.prep.gliner.Encoder`."""
+class T5Prep(EncoderPrep):
+    """See :class:`~vllm_factory.prep.gliner.EncoderPrep`."""
 
     spec = plugin("mt5_gliner")
     embeddings = SHARED_EMBEDDINGS
@@ -44,4 +44,4 @@ class T5(Encoder):
 
 def prepare(source: Source, output: Path) -> dict[str, str]:
     """See :func:`~vllm_factory.prep.gliner.prepare_gliner`."""
-    return prepare_gliner(source, output, T5())
+    return prepare_gliner(source, output, T5Prep())
