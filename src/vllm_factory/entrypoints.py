@@ -31,3 +31,4 @@ def _io_entry_point(name: str) -> Callable[[], str]:
 
 
 deberta_gliner_io = _io_entry_point("deberta_gliner")
+deberta_gliner2_io = _io_entry_point("deberta_gliner2")
