@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,62 @@ import pytest
 from gliner2 import GLiNER2, Schema
 from safetensors.torch import load_file
 
+from checkpoints import V2, V3
+from gliner2_checkpoints import Gliner2Recipe, build_gliner2, load_gliner2
 from harness import LocalEngine
 from vllm_factory.io.gliner2 import Gliner2Pipeline
 from vllm_factory.io.limits import Limits
 from vllm_factory.io.tokens import WordTokenizer
 from vllm_factory.plugins.deberta_gliner2.config import DebertaGliner2Config
 from vllm_factory.plugins.deberta_gliner2.network import DebertaGliner2Network
+from vllm_factory.prep.cli import prepare
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in [
+        Gliner2Recipe("lstm"),
+        Gliner2Recipe("lstm-v2", head={"counting_layer": "count_lstm_v2"}, tokenizer="bpe", seed=1),
+        Gliner2Recipe("lstm-moe", head={"counting_layer": "count_lstm_moe"}, tokenizer="wordpiece", seed=2),
+        Gliner2Recipe("encoder-v2", encoder=V2, head={"max_width": 8}, hidden=24, seed=3),
+        Gliner2Recipe(
+            "absolute",
+            encoder={**V3, "position_biased_input": True, "max_position_embeddings": 700},
+            head={"counting_layer": "count_lstm_v2"},
+            seed=4,
+        ),
+        Gliner2Recipe("mean", head={"token_pooling": "mean"}, tokenizer="bpe", seed=5),
+        Gliner2Recipe("max", head={"token_pooling": "max", "counting_layer": "count_lstm_v2"}, seed=6),
+    ]
+}
+
+
+class Gliner2Library:
+    """Checkpoints by recipe name: as saved, as prepared, in the library, and in a local engine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @cache  # noqa: B019 (one instance a session)
+    def saved(self, name: str) -> Path:
+        """Directory that the reference library wrote."""
+        return build_gliner2(RECIPES[name], self.directory)
+
+    @cache  # noqa: B019
+    def prepared(self, name: str) -> Path:
+        """Directory that vllm-factory-prep wrote."""
+        output = self.directory / f"{name}-prepared"
+        prepare(str(self.saved(name)), output)
+        return output
+
+    @cache  # noqa: B019
+    def reference(self, name: str) -> GLiNER2:
+        """The checkpoint in the reference library."""
+        return load_gliner2(self.saved(name))
+
+    @cache  # noqa: B019
+    def local(self, name: str) -> Gliner2Engine:
+        """The checkpoint in this package, without vLLM."""
+        return Gliner2Engine(self.prepared(name))
 
 
 class Gliner2Engine(LocalEngine):

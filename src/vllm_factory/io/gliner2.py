@@ -126,13 +126,21 @@ class Gliner2Pipeline:
         state = TextState(text, len(prompts))
         room = self.max_tokens - prompt.num_tokens
         if request.chunk_size is not None:
-            state.chunks = chunks_of(text, self.split(text), request.chunk_size, request.overlap)
+            words = self.split(text)
+            if len(words) - request.overlap > self.limits.max_texts * (request.chunk_size - request.overlap):
+                raise RequestError(
+                    "chunk_size",
+                    f"{len(words)} words in chunks of {request.chunk_size} are more than the "
+                    f"{self.limits.max_texts} chunks that a text may have",
+                )
+            state.chunks = chunks_of(text, words, request.chunk_size, request.overlap)
             read = [self._passage(chunk.text, request.chunk_size) for chunk in state.chunks]
             if any(_tokens(ids) > room for _, ids in read):
                 raise RequestError(name, f"a chunk has more than the {room} tokens that fit; lower chunk_size")
         else:
-            passage = self._passage(text, request.max_len)
-            read = [passage] if _tokens(passage[1]) <= room else self._shortened(state, passage, name, request, room)
+            whole = self._passage(text, request.max_len)
+            fits = _tokens(whole[1]) <= room
+            read = [whole] if fits else self._shortened(state, whole, name, request, room)
         for passage, ids in read:
             ready = prompt.prompt(ids)
             passage.text_start = int(ready.arrays[-1][0])

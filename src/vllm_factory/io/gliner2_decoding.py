@@ -6,6 +6,7 @@ alike: the later answer takes the place of the earlier one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -69,9 +70,7 @@ class Reading:
         key = np.stack([child, record]).astype(np.int64)
         breaks = np.flatnonzero(np.any(np.diff(key, axis=1) != 0, axis=0)) + 1
         bounds = [0, *breaks.tolist(), child.size]
-        self._rows = {
-            (int(child[a]), int(record[a])): slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True) if a < b
-        }
+        self._rows = {(int(child[a]), int(record[a])): slice(a, b) for a, b in itertools.pairwise(bounds) if a < b}
 
     def values(self, child: int, record: int) -> dict[tuple[int, int], float]:
         """Every candidate of a child in a record, by first and last word."""
@@ -235,7 +234,9 @@ class _GroupLogits(NamedTuple):
         if self.group.multi_label:
             scores = 1 / (1 + np.exp(-values))
             pairs = zip(labels, scores.tolist(), strict=True)
-            return [{"label": label, "confidence": score} for label, score in pairs if score >= self.group.threshold]
+            return [
+                {"label": label, "confidence": score} for label, score in pairs if score >= self.group.threshold
+            ]
         weights = np.exp(values - values.max())
         best = int(values.argmax())
         return {"label": labels[best], "confidence": float(weights[best] / weights.sum())}
@@ -293,7 +294,9 @@ def _distinct(values: list[Any]) -> list[Any]:
     found: dict[tuple[Any, ...], Any] = {}
     for value in values:
         text = value.get("text", "") if isinstance(value, dict) else value
-        place = (value["start"], value["end"]) if isinstance(value, dict) and {"start", "end"} <= value.keys() else ()
+        place = (
+            (value["start"], value["end"]) if isinstance(value, dict) and {"start", "end"} <= value.keys() else ()
+        )
         if text:
             found.setdefault((text.lower(), *place), value)
     return list(found.values())

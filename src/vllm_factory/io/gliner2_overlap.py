@@ -94,7 +94,7 @@ class _Choice(NamedTuple):
     """The best selection among the first spans by end: its last span and what it was before that."""
 
     total: float
-    count: int
+    size: int
     span: int
     before: _Choice | None
 
@@ -115,12 +115,12 @@ def _heaviest(start: np.ndarray, end: np.ndarray, score: np.ndarray, ranked: np.
     best = [_Choice(0.0, 0, -1, None)]
     for position, rank in enumerate(order):
         earlier = best[bisect.bisect_right(sorted_ends, starts[rank], 0, position)]
-        with_it = _Choice(earlier.total + scores[rank], earlier.count + 1, rank, earlier)
+        with_it = _Choice(earlier.total + scores[rank], earlier.size + 1, rank, earlier)
         best.append(_better(with_it, best[-1]))
     return [int(ranked[rank]) for rank in best[-1].ranks()]
 
 
 def _better(one: _Choice, other: _Choice) -> _Choice:
-    if (one.total, one.count) != (other.total, other.count):
-        return max(one, other, key=lambda choice: (choice.total, choice.count))
+    if (one.total, one.size) != (other.total, other.size):
+        return max(one, other, key=lambda choice: (choice.total, choice.size))
     return one if one.ranks() < other.ranks() else other

@@ -270,7 +270,9 @@ class SchemaPrompt:
 
     def _children(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Kind and threshold of each child, and the scores that choices need."""
-        kinds, thresholds, choices = [], [], []
+        kinds: list[ChildKind] = []
+        thresholds: list[float] = []
+        choices: list[tuple[int, int]] = []
         for task in self.tasks:
             for name in task.children:
                 listed = self.options.choices_of(task, name)

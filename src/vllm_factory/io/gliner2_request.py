@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from vllm_factory.errors import RequestError, shown
-from vllm_factory.io.gliner2_overlap import POLICY_NAMES, Policy, policy_called
+from vllm_factory.io.gliner2_overlap import Policy, policy_called
 from vllm_factory.io.limits import Limits
 from vllm_factory.io.ner import Truncation, check_texts, check_unicode, finite_number, request_error
 
@@ -117,9 +117,9 @@ class Classification(_Strict):
     """One question about the whole text."""
 
     task: StrictStr = Field(min_length=1, description="Its name, and the key of its answer.")
-    labels: Annotated[
-        dict[StrictStr, StrictStr | None], BeforeValidator(_unique_labels)
-    ] = Field(description="The answers there are, or a mapping from answer to description.")
+    labels: Annotated[dict[StrictStr, StrictStr | None], BeforeValidator(_unique_labels)] = Field(
+        description="The answers there are, or a mapping from answer to description."
+    )
     multi_label: StrictBool = Field(default=False, description="Several answers may hold.")
     cls_threshold: Probability = Field(default=0.5, description="Of multi_label; the best answer always counts.")
     top_k: Annotated[StrictInt, Field(ge=1)] | None = Field(
@@ -129,7 +129,9 @@ class Classification(_Strict):
         default=None, description="How scores are made; by multi_label when absent."
     )
     prompt: StrictStr | None = Field(default=None, description="What the model reads behind the name.")
-    examples: list[tuple[StrictStr, StrictStr]] | None = Field(default=None, description="Pairs of text and answer.")
+    examples: list[tuple[StrictStr, StrictStr]] | None = Field(
+        default=None, description="Pairs of text and answer."
+    )
 
 
 class StructureField(_Strict):
@@ -153,7 +155,7 @@ class StructureField(_Strict):
 class Structure(_Strict):
     """A kind of record."""
 
-    fields: Annotated[list[StructureField], Field(min_length=1)] = Field(description="Its fields.")  # type: ignore[assignment]
+    fields: Annotated[list[StructureField], Field(min_length=1)] = Field(description="Its fields.")
     mode: Literal["natural", "latent", "anchorless"] | None = Field(
         default=None, description="Read by the boundary architecture only, in the library as here."
     )
@@ -184,8 +186,8 @@ class Schema(_Strict):
     classifications: Annotated[list[Classification], Field(min_length=1)] | None = Field(
         default=None, description="Questions about the whole text."
     )
-    relations: Annotated[dict[StrictStr, RelationType], BeforeValidator(_named), Field(min_length=1)] | None = Field(
-        default=None, description="Names, or a mapping from name to description or options."
+    relations: Annotated[dict[StrictStr, RelationType], BeforeValidator(_named), Field(min_length=1)] | None = (
+        Field(default=None, description="Names, or a mapping from name to description or options.")
     )
     entity_attributes: dict[StrictStr, AttributeGroup] | None = Field(
         default=None, description="A mapping from name to group of labels that describe found entities."
@@ -304,7 +306,9 @@ class Gliner2Request(_Strict):
         if self.schema_ is not None:
             return self.schema_
         return Schema(
-            entities={name: EntityType(description=description) for name, description in (self.labels or {}).items()}
+            entities={
+                name: EntityType(description=description) for name, description in (self.labels or {}).items()
+            }
         )
 
 

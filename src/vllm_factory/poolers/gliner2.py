@@ -273,7 +273,9 @@ class Gliner2Pooler(nn.Module):
         results = [PoolerResult(Status.OK, _no_candidates()) for _ in requests]
         mine = {index: queries.of(index) for index in np.unique(queries.request).tolist()}
         order = sorted(mine, key=lambda index: -requests[index].num_words)
-        for first, last in runs([self._rows(requests[i], mine[i].size, states.shape[1]) for i in order], ROW_BUDGET):
+        for first, last in runs(
+            [self._rows(requests[i], mine[i].size, states.shape[1]) for i in order], ROW_BUDGET
+        ):
             members = order[first:last]
             group = _Group([requests[i] for i in members], [mine[i] for i in members], queries)
             words = self._words(states, [starts[i] for i in members], group.requests)

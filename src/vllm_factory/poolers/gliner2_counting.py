@@ -11,6 +11,7 @@ D hidden size, E experts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class Records:
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
     """Linear layers with ReLU between."""
     layers: list[nn.Module] = []
-    for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -116,7 +117,8 @@ class FieldAttention(nn.Module):
     def forward(self, fields: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """``[R, M, size]`` and ``[R, M]`` true for fields, to ``[R, M, size]``."""
         projected = F.linear(fields, self.in_proj_weight, self.in_proj_bias)
-        query, key, value = projected.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        heads = projected.view(*fields.shape[:2], 3, self.num_heads, -1)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
         return self.out_proj(seen.transpose(1, 2).flatten(2))
 

@@ -37,7 +37,9 @@ def detect(source: Source) -> PluginSpec:
             "checkpoints of the gliner and gliner2 libraries"
         )
     if source.has("adapter_config.json"):
-        raise PrepError(f"{source.name} is a LoRA adapter alone; merge it into its base model, save, and prepare that")
+        raise PrepError(
+            f"{source.name} is a LoRA adapter alone; merge it into its base model, save, and prepare that"
+        )
     raise PrepError(f"{source.name} is no checkpoint: it has neither {GLINER_CONFIG} nor config.json")
 
 

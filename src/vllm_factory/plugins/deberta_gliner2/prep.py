@@ -93,7 +93,9 @@ def _load_tokenizer(source: Source) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source.path))
     except Exception as error:  # transformers lets errors of many libraries through
-        raise PrepError(f"{source.name}: its tokenizer files cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise PrepError(
+            f"{source.name}: its tokenizer files cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
     if not tokenizer.is_fast:
         raise PrepError(f"{source.name}: {type(tokenizer).__name__} has no fast version, which prompts need")
     tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS)})
