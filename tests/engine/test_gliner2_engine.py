@@ -10,12 +10,12 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.deberta_gliner2]
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
+from test_engine import ask, engine  # noqa: E402
 from vllm import PoolingParams  # noqa: E402
 
 from checkpoints import TEXTS  # noqa: E402
 from gliner2_checkpoints import SCHEMA  # noqa: E402
 from gliner2_harness import Gliner2Library, assert_same_result, library_answer  # noqa: E402
-from test_engine import ask, engine  # noqa: E402
 from vllm_factory.errors import RequestError  # noqa: E402
 from vllm_factory.pooling import transport  # noqa: E402
 from vllm_factory.pooling.protocol import Status  # noqa: E402
@@ -33,7 +33,7 @@ def test_equals_the_library_through_the_engine(gliner2_library: Gliner2Library) 
             assert_same_result(got, expected)
         data: dict[str, Any] = {"text": " ".join(TEXTS[:2]), "schema": SCHEMA, "chunk_size": 9, "chunk_overlap": 3}
         assert_same_result(ask(llm, **data), library_answer(reference, data))
-        with pytest.raises(RequestError, match="schema.entities.a"):
+        with pytest.raises(RequestError, match=r"schema.entities.a"):
             ask(llm, text="a", schema={"entities": {"a": 3}})
         _nothing_hurts_the_engine(llm)
         assert_same_result(ask(llm, text=TEXTS[0], schema=SCHEMA, **DETAILS), want[0])

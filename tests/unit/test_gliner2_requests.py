@@ -163,7 +163,7 @@ def test_defaults_are_the_library_s() -> None:
 
 def test_a_schema_must_leave_room_for_text(gliner2_library: Gliner2Library) -> None:
     engine = Gliner2Engine(gliner2_library.prepared("lstm"), max_tokens=100)
-    with pytest.raises(RequestError, match="schema: .* tokens; with 16 for text it may be 84"):
+    with pytest.raises(RequestError, match=r"schema: .* tokens; with 16 for text it may be 84"):
         engine.answer(text="a", schema=SCHEMA)
 
 
@@ -172,9 +172,9 @@ def test_texts_that_do_not_fit(gliner2_library: Gliner2Library) -> None:
     whole = gliner2_library.local("lstm")
     text = " ".join(TEXTS[:2] * 4)
     data: dict[str, Any] = {"text": text, "labels": ["person", "place"], "threshold": 0.3, "include_spans": True}
-    with pytest.raises(RequestError, match="text: .* words, .* tokens; beside this schema the model reads"):
+    with pytest.raises(RequestError, match=r"text: .* words, .* tokens; beside this schema the model reads"):
         engine.answer(**data, truncation="error")
-    with pytest.raises(RequestError, match="text: .* words"):
+    with pytest.raises(RequestError, match=r"text: .* words"):
         engine.answer(**data, format_results=False)
     windowed = engine.answer(**data, include_usage=True)
     assert windowed["texts"]["chunks"] > 1

@@ -272,16 +272,28 @@ class Gliner2Pooler(nn.Module):
     ) -> list[PoolerResult]:
         results = [PoolerResult(Status.OK, _no_candidates()) for _ in requests]
         mine = {index: queries.of(index) for index in np.unique(queries.request).tolist()}
+        size = states.shape[1]
         order = sorted(mine, key=lambda index: -requests[index].num_words)
-        for first, last in runs(
-            [self._rows(requests[i], mine[i].size, states.shape[1]) for i in order], ROW_BUDGET
-        ):
+        for first, last in runs([self._rows(requests[i], mine[i].size, size) for i in order], ROW_BUDGET):
             members = order[first:last]
-            group = _Group([requests[i] for i in members], [mine[i] for i in members], queries)
-            words = self._words(states, [starts[i] for i in members], group.requests)
-            for index, result in zip(members, self._candidates(words, queries.vectors, group), strict=True):
-                results[index] = result
+            parts = self._parts(requests[members[0]], mine[members[0]], size) if len(members) == 1 else 1
+            found = []
+            for part in range(parts):
+                rows = [np.array_split(mine[i], parts)[part] for i in members]
+                group = _Group([requests[i] for i in members], rows, queries)
+                words = self._words(states, [starts[i] for i in members], group.requests)
+                found.append(self._candidates(words, queries.vectors, group))
+            for index, each in zip(members, zip(*found, strict=True), strict=True):
+                results[index] = _joined(each)
         return results
+
+    def _parts(self, request: Gliner2Request, num_queries: int, hidden_size: int) -> int:
+        """In how many parts the vectors of a request are scored that is too large for one."""
+        # An attribute's spans are those of other children, so these stay together; they have one record only.
+        if np.any(request.child_kinds == ChildKind.ATTRIBUTE):
+            return 1
+        rows = self._rows(request, num_queries, hidden_size)
+        return min(-(-rows // ROW_BUDGET), rows // (request.num_words * self.config.max_width))
 
     def _rows(self, request: Gliner2Request, num_queries: int, hidden_size: int) -> int:
         """Rows of the widest activation: those of the span layer, or the scores if they need more."""
@@ -392,6 +404,15 @@ def _result(counts: np.ndarray, classes: np.ndarray, spans: PoolerResult, usable
     if spans.status is not Status.OK:
         return spans
     return PoolerResult(Status.OK, (counts, classes, *spans.arrays))
+
+
+def _joined(parts: Sequence[PoolerResult]) -> PoolerResult:
+    """The parts of one request's vectors, in their order."""
+    failed = next((part for part in parts if part.status is not Status.OK), None)
+    if failed is not None or len(parts) == 1:
+        return failed or parts[0]
+    arrays = tuple(np.concatenate(column) for column in zip(*(part.arrays for part in parts), strict=True))
+    return PoolerResult(Status.TOO_MANY) if arrays[0].size > MAX_CANDIDATES else PoolerResult(Status.OK, arrays)
 
 
 def _no_candidates() -> tuple[np.ndarray, ...]:
