@@ -276,7 +276,7 @@ class Gliner2Pooler(nn.Module):
         order = sorted(mine, key=lambda index: -requests[index].num_words)
         for first, last in runs([self._rows(requests[i], mine[i].size, size) for i in order], ROW_BUDGET):
             members = order[first:last]
-            parts = self._parts(requests[members[0]], mine[members[0]], size) if len(members) == 1 else 1
+            parts = self._parts(requests[members[0]], mine[members[0]].size, size) if len(members) == 1 else 1
             found = []
             for part in range(parts):
                 rows = [np.array_split(mine[i], parts)[part] for i in members]
