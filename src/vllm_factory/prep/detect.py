@@ -43,6 +43,11 @@ def detect(source: Source) -> PluginSpec:
     raise PrepError(f"{source.name} is no checkpoint: it has neither {GLINER_CONFIG} nor config.json")
 
 
+def needs_preparation(source: Source) -> bool:
+    """Whether a library of ours saved the checkpoint, so that vLLM cannot make anything of it as it is."""
+    return source.has(GLINER_CONFIG) or (source.has("config.json") and _is_gliner2(source.json("config.json")))
+
+
 def is_prepared(source: Source) -> bool:
     """Whether the directory is an output of ``vllm-factory-prep``."""
     return source.has("config.json") and source.json("config.json").get("model_type") == MODEL_TYPE
