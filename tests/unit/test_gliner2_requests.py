@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from checkpoints import TEXTS
 from gliner2_checkpoints import SCHEMA
@@ -14,6 +15,7 @@ from gliner2_harness import Gliner2Engine, Gliner2Library, assert_same_result
 from vllm_factory.errors import RequestError, TransportError
 from vllm_factory.io.gliner2_request import parse_gliner2_request
 from vllm_factory.io.limits import Limits
+from vllm_factory.pooling.protocol import Status
 
 pytestmark = pytest.mark.deberta_gliner2
 LIMITS = Limits(max_chars=200, max_texts=3, max_labels=5)
@@ -222,3 +224,27 @@ def test_blobs_that_do_not_fit_are_refused(gliner2_library: Gliner2Library) -> N
         except TransportError:
             continue
         engine.run([type(prompt)(list(range(10)), noise)])
+
+
+@pytest.mark.parametrize(
+    "parameter", ["classifier.2.bias", "count_pred.2.bias", "span_rep_layer.out_project.3.bias"]
+)
+def test_scores_that_are_no_numbers_are_the_request_s_alone(
+    parameter: str, gliner2_library: Gliner2Library
+) -> None:
+    engine = Gliner2Engine(gliner2_library.prepared("lstm"))
+    engine.network.head.get_parameter(parameter).data.fill_(math.nan)
+    asked = [{"text": TEXTS[0], "schema": SCHEMA}, {"text": TEXTS[0], "schema": {"entities": ["person"]}}]
+    encoded = [engine.pipeline.encode(engine.pipeline.parse(data)) for data in asked]
+    whole, entities = engine.run([item.prompts[0] for item in encoded])
+    assert whole.status is Status.NOT_FINITE
+    assert entities.status is (Status.OK if "classifier" in parameter else Status.NOT_FINITE)
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm-v2", "lstm-moe", "mean"])
+def test_half_precision_runs(name: str, gliner2_library: Gliner2Library) -> None:
+    engine = Gliner2Engine(gliner2_library.prepared(name))
+    engine.network.to(torch.bfloat16).prepare(engine.max_tokens)
+    answer = engine.answer(text=TEXTS[0], schema=SCHEMA, include_confidence=True)
+    assert set(answer) >= {"topic", "mood", "relation_extraction"}
+    assert 0 < answer["topic"]["confidence"] < 1
