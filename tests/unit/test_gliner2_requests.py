@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "label description": ({**GOOD, "labels": {"a": 1}}, "labels.a: expected a string (got 1)"),
     "too many labels": (
         {**GOOD, "labels": list("abcdef")},
-        "labels: 6 types, labels and fields; one request takes 5",
+        "labels: 6 types, labels, fields and choices; one request takes 5",
     ),
     "threshold": ({**GOOD, "threshold": 1.5}, "threshold: Input should be less than or equal to 1 (got 1.5)"),
     "threshold NaN": ({**GOOD, "threshold": math.nan}, "threshold: expected a finite number"),

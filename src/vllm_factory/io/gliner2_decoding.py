@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm_factory.io.gliner2_overlap import Policy, select_spans
-from vllm_factory.io.gliner2_prompt import ENTITIES, Options, SchemaPrompt, Section, Task, choice_position
+from vllm_factory.io.gliner2_prompt import ENTITIES, Options, SchemaPrompt, Section, Task
 from vllm_factory.io.gliner2_request import AttributeGroup, Schema
 from vllm_factory.io.words import Word
 
@@ -210,7 +210,7 @@ class Decoder:
         threshold = self.prompt.threshold if own is None else own
         scored = []
         for choice in dict.fromkeys(choices):
-            word = choice_position(choice, self.prompt.words)
+            word = self.prompt.positions[choice.lower()]
             if (word, word) in values:
                 scored.append((choice, values[word, word]))
         if scalar and scored:

@@ -213,9 +213,12 @@ def choice_words(schema: Schema) -> list[str]:
     return words
 
 
-def choice_position(choice: str, words: Sequence[str]) -> int:
-    """The first of ``words`` that reads like a choice, whatever field it belongs to; -1 if none."""
-    return next((i for i, word in enumerate(words) if word.lower() == choice.lower()), -1)
+def positions(words: Sequence[str]) -> dict[str, int]:
+    """Where each word stands first, in lower case: there a choice is scored, whatever field it belongs to."""
+    found: dict[str, int] = {}
+    for index, word in enumerate(words):
+        found.setdefault(word.lower(), index)
+    return found
 
 
 def _check_markers(task: Task) -> None:
@@ -242,7 +245,8 @@ class SchemaPrompt:
         self.tasks = tasks_of(schema)
         self.options = Options.of(schema)
         self.threshold = threshold
-        self.words = choice_words(schema)
+        words = choice_words(schema)
+        self.positions = positions(words)
         self.pools_words = pools_words
         self._attributes = set(schema.attribute_prompts.values())
         self._token_ids: list[int] = []
@@ -253,7 +257,7 @@ class SchemaPrompt:
                 _check_markers(task)
             self._write(task.words if index == 0 else ["[SEP_STRUCT]", *task.words], tokenizer, index > 0)
         self._token_ids += tokenizer.encode(["[SEP_TEXT]"])[0]
-        self._word_ids = tokenizer.encode(self.words)
+        self._word_ids = tokenizer.encode(words)
         self._child_arrays = self._children()
         self.num_tokens = len(self._token_ids) + sum(map(len, self._word_ids))
 
@@ -277,8 +281,8 @@ class SchemaPrompt:
             for name in task.children:
                 listed = self.options.choices_of(task, name)
                 if listed is not None:
-                    words = [choice_position(choice, self.words) for choice in dict.fromkeys(listed)]
-                    choices += [(len(kinds), word) for word in dict.fromkeys(words) if word >= 0]
+                    words = [self.positions[choice.lower()] for choice in listed]
+                    choices += [(len(kinds), word) for word in dict.fromkeys(words)]
                 kinds.append(self._child_kind(task, name, listed))
                 own = self.options.child(task, name).threshold
                 thresholds.append(self.threshold if own is None else own)

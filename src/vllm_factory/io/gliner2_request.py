@@ -6,6 +6,7 @@ client wrote things is kept, because it is part of the prompt.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -53,11 +54,11 @@ class _Strict(BaseModel):
 def _named(value: Any) -> Any:
     """Types as a list of names, or a mapping to a description or to options: always the latter."""
     if isinstance(value, list):
-        repeated = next((name for i, name in enumerate(value) if name in value[:i]), None)
-        if repeated is not None:
-            raise ValueError(f"{shown(repeated)} twice; names must be unique")
         if any(not isinstance(name, str) for name in value):
             raise ValueError("expected a list of strings, or an object")
+        name, times = next(iter(Counter(value).most_common(1)), ("", 0))
+        if times > 1:
+            raise ValueError(f"{shown(name)} twice; names must be unique")
         value = {name: {} for name in value}
     if not isinstance(value, dict):
         return value
@@ -357,6 +358,9 @@ def _check_schema(schema: Schema, field: str, data: dict[str, Any], limits: Limi
         raise RequestError(field, f"{characters} characters; one request takes {limits.max_chars}")
     count = len(schema.entities or ()) + len(schema.relations or ()) + len(schema.attribute_prompts)
     count += sum(len(each.labels) for each in schema.classifications or ())
-    count += sum(len(each.fields) for each in (schema.structures or {}).values())
+    fields = [field for each in (schema.structures or {}).values() for field in each.fields]
+    count += len(fields) + sum(len(each.choices or ()) for each in fields)
     if count > limits.max_labels:
-        raise RequestError(field, f"{count} types, labels and fields; one request takes {limits.max_labels}")
+        raise RequestError(
+            field, f"{count} types, labels, fields and choices; one request takes {limits.max_labels}"
+        )
