@@ -224,9 +224,9 @@ def _check_attributes(groups: Mapping[str, AttributeGroup], entities: Mapping[st
     for name, group in groups.items():
         if not name or name in _ENTITY_KEYS:
             raise ValueError(f"entity_attributes: a group cannot be called {shown(name)}")
-        unknown = set(group.applies_to or ()) - set(entities)
+        unknown = [each for each in group.applies_to or () if each not in entities]
         if unknown:
-            raise ValueError(f"entity_attributes: {shown(name)} applies to {shown(min(unknown))}, no entity type")
+            raise ValueError(f"entity_attributes: {shown(name)} applies to {shown(unknown[0])}, no entity type")
         for label in group.labels:
             if not label.strip() or label in seen:
                 raise ValueError(f"entity_attributes: label {shown(label)} is empty, or there twice")
