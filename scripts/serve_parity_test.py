@@ -2,7 +2,7 @@
 
 For every plugin: the library builds and saves a small checkpoint with random weights, ``vllm-factory-serve``
 prepares and serves it, and all answers over HTTP, requested at once so that the engine batches them, are
-compared with the library's: the same entities, scores within 1e-4. Exit status 1 when one differs.
+compared with the library's: the same results, scores within 1e-4. Exit status 1 when one differs.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ CONCURRENCY = 16
 
 Data = dict[str, Any]
 Entities = list[dict[str, Any]]
+Scores = dict[tuple[Any, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ class Case:
         checkpoint: Directory as the reference library saved it.
         requests: The ``data`` of each request.
         reference: The library's answer to one of them.
+        scores: An answer as what was found, and its score.
     """
 
     name: str
     checkpoint: Path
     requests: list[Data]
-    reference: Callable[[Data], Entities]
+    reference: Callable[[Data], Any]
+    scores: Callable[[Any], Scores]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,12 @@ class Outcome:
     """What the comparison of a case found.
 
     Attributes:
-        entities: How many entities the library found in all requests.
-        difference: The greatest difference of two scores of the same entity.
+        found: How many entities or values the library found in all requests.
+        difference: The greatest difference of two scores of the same one.
         problems: One line for each request whose answer differs.
     """
 
-    entities: int
+    found: int
     difference: float
     problems: list[str]
 
@@ -93,7 +96,7 @@ def gliner(directory: Path, *recipes: dict[str, Any]) -> Iterator[Case]:
             entities: Entities = model.predict_entities(**data)
             return entities
 
-        yield Case(recipe["name"], checkpoint, requests, reference)
+        yield Case(recipe["name"], checkpoint, requests, reference, _entity_scores)
 
 
 TOKEN_LEVEL = {"span_mode": "token_level"}
@@ -119,11 +122,53 @@ def mt5_gliner(directory: Path) -> Iterator[Case]:
     return gliner(directory, span, {"name": "mt5-token", **mt5, "head": TOKEN_LEVEL, "seed": 51})
 
 
+def deberta_gliner2(directory: Path) -> Iterator[Case]:
+    """All counting layers, asked for everything at once and in parts, in all views."""
+    made, harness = import_module("gliner2_checkpoints"), import_module("gliner2_harness")
+    texts = import_module("checkpoints").TEXTS
+    details = {"include_confidence": True, "include_spans": True}
+    options = [
+        {"schema": made.SCHEMA, **details},
+        {"schema": {"entities": ["person", "[E]"]}, "threshold": 0.3, "overlap_policy": "nested", **details},
+        {"schema": {key: made.SCHEMA[key] for key in ("structures", "relations")}, "include_confidence": True},
+        {"schema": {"classifications": made.SCHEMA["classifications"]}, "format_results": False},
+    ]
+    requests = [{"text": text, **each} for text, each in itertools.product(texts, options)]
+    for index, layer in enumerate(("count_lstm", "count_lstm_v2", "count_lstm_moe")):
+        recipe = made.Gliner2Recipe(layer, head={"counting_layer": layer}, seed=index)
+        checkpoint = made.build_gliner2(recipe, directory)
+        model = made.load_gliner2(checkpoint)
+
+        def reference(data: Data, model: Any = model) -> Any:
+            return harness.library_answer(model, data)
+
+        yield Case(layer, checkpoint, requests, reference, _leaf_scores)
+
+
+def _entity_scores(answer: Entities) -> Scores:
+    return {(each["start"], each["end"], each["label"], each["text"]): each["score"] for each in answer}
+
+
+def _leaf_scores(answer: Any, path: tuple[Any, ...] = ()) -> Scores:
+    """Every number of an answer by its path, and every other value as part of one. Order is part of a path."""
+    if isinstance(answer, dict):
+        steps = [((place, key), each) for place, (key, each) in enumerate(answer.items())]
+    elif isinstance(answer, list | tuple):
+        steps = [((place, None), each) for place, each in enumerate(answer)]
+    else:
+        return {path: answer} if isinstance(answer, float) else {(*path, answer): 0.0}
+    found: Scores = {}
+    for step, each in steps:
+        found |= _leaf_scores(each, (*path, step))
+    return found
+
+
 #: Cases by plugin. A plugin of the registry without any is an error: nothing goes untested in silence.
 CASES: dict[str, Callable[[Path], Iterator[Case]]] = {
     "deberta_gliner": deberta_gliner,
     "mmbert_gliner": mmbert_gliner,
     "mt5_gliner": mt5_gliner,
+    "deberta_gliner2": deberta_gliner2,
 }
 
 
@@ -138,14 +183,13 @@ def ask(server: Server, data: Data) -> Any:
         return json.load(response)["data"]
 
 
-def compare(case: Case, answers: Sequence[Entities]) -> Outcome:
+def compare(case: Case, answers: Sequence[Any]) -> Outcome:
     """The server's answers against the library's."""
     found, difference, problems = 0, 0.0, []
     for data, answer in zip(case.requests, answers, strict=True):
         wanted = case.reference(data)
-        expected = {_key(entity): entity["score"] for entity in wanted}
-        got = {_key(entity): entity["score"] for entity in answer}
-        found += len(wanted)
+        expected, got = case.scores(wanted), case.scores(answer)
+        found += len(expected)
         differences = [abs(got[key] - expected[key]) for key in expected.keys() & got.keys()]
         difference = max([difference, *differences])
         same = expected.keys() == got.keys() and len(wanted) == len(answer)
@@ -154,10 +198,6 @@ def compare(case: Case, answers: Sequence[Entities]) -> Outcome:
     if not found:
         problems.append("the library found nothing at all, so nothing was compared")
     return Outcome(found, difference, problems)
-
-
-def _key(entity: dict[str, Any]) -> tuple[Any, ...]:
-    return entity["start"], entity["end"], entity["label"], entity["text"]
 
 
 def run(case: Case, scratch: Path, console: Console) -> Outcome:
@@ -188,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyError as error:
         print(error.args[0], file=sys.stderr)
         return 2
-    table = Table("plugin", "checkpoint", "requests", "entities", "largest difference", "")
+    table = Table("plugin", "checkpoint", "requests", "found", "largest difference", "")
     problems = [f"{name}: no case in {Path(__file__).name}" for name in names if name not in CASES]
     with tempfile.TemporaryDirectory(prefix="vllm-factory-") as directory:
         scratch = Path(directory)
@@ -198,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     outcome = run(case, scratch, console)
                     problems += outcome.problems
                     verdict = "[red]differs[/]" if outcome.problems else "[green]equal[/]"
-                    counts = (str(len(case.requests)), str(outcome.entities), f"{outcome.difference:.1e}")
+                    counts = (str(len(case.requests)), str(outcome.found), f"{outcome.difference:.1e}")
                     table.add_row(name, case.name, *counts, verdict)
         except (FactoryError, OSError) as error:
             problems.append(str(error))

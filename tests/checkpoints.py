@@ -6,8 +6,10 @@ scores spread over (0, 1), so that a comparison of entities and scores is a stri
 
 from __future__ import annotations
 
-import json
+import math
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,11 +142,11 @@ def train_tokenizer(kind: str) -> PreTrainedTokenizerBase:
         return _train_gemma_tokenizer()
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
     corpus = [*TEXTS, *LABELS] * 3
+    trainer: Any = None
     if kind == "unigram":
-        tokenizer = Tokenizer(models.Unigram())
+        tokenizer = Tokenizer(models.Unigram(unigram_pieces(special), unk_id=special.index("[UNK]")))
         tokenizer.normalizer = normalizers.NFKC()
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        trainer: Any = trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="[UNK]")
     elif kind == "wordpiece":
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -156,7 +158,8 @@ def train_tokenizer(kind: str) -> PreTrainedTokenizerBase:
         trainer = trainers.BpeTrainer(
             vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
         )
-    tokenizer.train_from_iterator(corpus, trainer)
+    if trainer is not None:
+        tokenizer.train_from_iterator(corpus, trainer)
     ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
     return PreTrainedTokenizerFast(
@@ -171,14 +174,27 @@ def train_tokenizer(kind: str) -> PreTrainedTokenizerBase:
 
 def _train_t5_tokenizer() -> T5Tokenizer:
     """T5's own class: nothing in front of a sequence, ``</s>`` behind it."""
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="<unk>")
-    tokenizer.train_from_iterator([*TEXTS, *LABELS] * 3, trainer)
-    vocab = json.loads(tokenizer.to_str())["model"]["vocab"]
-    return T5Tokenizer(vocab=[tuple(piece) for piece in vocab], extra_ids=0)
+    return T5Tokenizer(vocab=unigram_pieces(["<pad>", "</s>", "<unk>"]), extra_ids=0)
+
+
+def unigram_pieces(special: list[str], size: int = 400) -> list[tuple[str, float]]:
+    """Pieces and scores for a Unigram model: all characters of the corpus, and its most frequent pieces.
+
+    The library's own trainer breaks ties differently in every process, and a checkpoint must be the same in all.
+    """
+    words = [f"▁{word}" for text in [*TEXTS, *LABELS] for word in unicodedata.normalize("NFKC", text).split()]
+    counts = Counter(
+        word[start:end]
+        for word in words
+        for start in range(len(word))
+        for end in range(start + 1, start + 7)
+        if end <= len(word)
+    )
+    characters = sorted(piece for piece in counts if len(piece) == 1)
+    longer = sorted((p for p in counts if len(p) > 1), key=lambda p: (-counts[p] * len(p), p))
+    pieces = [*characters, *longer[: size - len(characters)]]
+    total = sum(counts[piece] for piece in pieces)
+    return [*((token, 0.0) for token in special), *((p, math.log(counts[p] / total)) for p in pieces)]
 
 
 def _train_gemma_tokenizer() -> PreTrainedTokenizerFast:

@@ -135,3 +135,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     """All checkpoints of the session."""
     return Library(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="session")
+def gliner2_library(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """All GLiNER2 checkpoints of the session."""
+    from gliner2_harness import Gliner2Library
+
+    return Gliner2Library(tmp_path_factory.mktemp("gliner2"))

@@ -52,6 +52,10 @@ def answer_together(
     return answers
 
 
+#: How far a float32 score may move with the batch around its request: padded shapes round differently.
+BATCH_TOLERANCE = 5e-5
+
+
 class LocalEngine:
     """A prepared GLiNER checkpoint in this process, for every plugin that has a network of plain torch.
 

@@ -33,3 +33,4 @@ def _io_entry_point(name: str) -> Callable[[], str]:
 deberta_gliner_io = _io_entry_point("deberta_gliner")
 mt5_gliner_io = _io_entry_point("mt5_gliner")
 mmbert_gliner_io = _io_entry_point("mmbert_gliner")
+deberta_gliner2_io = _io_entry_point("deberta_gliner2")

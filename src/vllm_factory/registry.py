@@ -123,6 +123,30 @@ PLUGINS: tuple[PluginSpec, ...] = (
             "labels": ["Person", "Ort", "Datum"],
         },
     ),
+    PluginSpec(
+        name="deberta_gliner2",
+        summary="GLiNER2 extraction on DeBERTa v2/v3: entities, relations, structures and classifications",
+        architecture="VllmFactoryDebertaGliner2",
+        model_class="vllm_factory.plugins.deberta_gliner2.model:DebertaGliner2Model",
+        network_class="vllm_factory.plugins.deberta_gliner2.network:DebertaGliner2Network",
+        io_class="vllm_factory.plugins.deberta_gliner2.io_processor.DebertaGliner2IOProcessor",
+        request_model="vllm_factory.io.gliner2_request:Gliner2Request",
+        prep="vllm_factory.plugins.deberta_gliner2.prep:prepare",
+        pooling_task="token_classify",
+        example_model="fastino/gliner2-base-v1",
+        reference="gliner2 2.1.0",
+        extra="gliner2",
+        serve_flags=_EAGER,
+        demo_request={
+            "text": "Tim Cook, chief executive of Apple, presented the iPhone 15 in Cupertino.",
+            "schema": {
+                "entities": {"person": "a human being, by name", "company": {"threshold": 0.4}},
+                "relations": ["works_for"],
+                "classifications": [{"task": "topic", "labels": ["technology", "sports"]}],
+                "structures": {"product": {"fields": [{"name": "name", "dtype": "str"}, {"name": "maker"}]}},
+            },
+        },
+    ),
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from checkpoints import LABELS, TEXTS
 from conftest import Library, each
-from harness import answer_together, assert_same_entities, prepared_pipeline
+from harness import BATCH_TOLERANCE, answer_together, assert_same_entities, prepared_pipeline
 
 pytestmark = pytest.mark.engine
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make install")
@@ -86,7 +86,7 @@ def _neighbours_change_nothing(llm: LLM, path: Path) -> None:
         want = ask(llm, **data)
         pairs = [(got, want)] if isinstance(data["text"], str) else list(zip(got, want, strict=True))
         for one_got, one_want in pairs:
-            assert_same_entities(one_got, one_want, tolerance=1e-5)
+            assert_same_entities(one_got, one_want, tolerance=BATCH_TOLERANCE)
 
 
 def _nothing_hurts_the_engine(llm: LLM) -> None:

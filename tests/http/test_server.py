@@ -14,18 +14,15 @@ import pytest
 
 from checkpoints import LABELS, TEXTS
 from conftest import Library
-from harness import assert_same_entities
+from harness import BATCH_TOLERANCE, assert_same_entities
 
 pytestmark = [pytest.mark.http, pytest.mark.deberta_gliner]
 pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
 from vllm_factory.serving.testing import Server, running_server  # noqa: E402
 
-GOOD: dict[str, Any] = {
-    "text": "Angela Merkel met Tim Cook.",
-    "labels": ["person", "place"],
-    "threshold": 0.3,
-}
+# At threshold 0 even a random checkpoint finds something.
+GOOD: dict[str, Any] = {"text": "Angela Merkel met Tim Cook.", "labels": ["person", "place"], "threshold": 0}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +96,7 @@ def test_32_concurrent_mixed_requests_get_the_answers_they_get_alone(client: htt
         got = response.json()["data"]
         pairs = [(got, want)] if isinstance(data["text"], str) else list(zip(got, want, strict=True))
         for one_got, one_want in pairs:
-            assert_same_entities(one_got, one_want, tolerance=1e-5)
+            assert_same_entities(one_got, one_want, tolerance=BATCH_TOLERANCE)
 
 
 def test_usage_and_what_was_windowed_are_there_for_who_asks(client: httpx.Client) -> None:

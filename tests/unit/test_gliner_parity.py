@@ -11,7 +11,7 @@ import pytest
 
 from checkpoints import LABELS, TEXTS
 from conftest import LOCAL_RECIPES, Library, each, named
-from harness import assert_same_entities
+from harness import BATCH_TOLERANCE, assert_same_entities
 
 MODES = [
     {"threshold": 0.5},
@@ -51,7 +51,7 @@ def test_batch_invariance_of_mixed_requests(name: str, library: Library) -> None
             want = alone[requests.index(data)]
             lists = [(got, want)] if isinstance(data["text"], str) else list(zip(got, want, strict=True))
             for one_got, one_want in lists:
-                assert_same_entities(one_got, one_want, tolerance=1e-5)
+                assert_same_entities(one_got, one_want, tolerance=BATCH_TOLERANCE)
 
 
 @pytest.mark.parametrize("name", each(["span-v3", "mt5-span"]))

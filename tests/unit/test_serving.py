@@ -311,7 +311,7 @@ def test_published_is_left_to_vllm(tmp_path: Path) -> None:
     ("files", "argv", "message"),
     [
         ({}, [], "is no checkpoint"),
-        ({"config.json": {"model_type": "extractor", "counting_layer": "x"}}, [], "gliner2 checkpoint"),
+        ({"config.json": {"model_type": "extractor", "architecture": "boundary"}}, [], "GLiNER2.5"),
         (
             {"config.json": {"architectures": ["A"]}},
             ["--io-processor-plugin", "deberta_gliner"],
@@ -319,7 +319,7 @@ def test_published_is_left_to_vllm(tmp_path: Path) -> None:
         ),
         ({"gliner_config.json": {"encoder_config": {"model_type": "umt5"}}}, [], "a GLiNER on 'umt5'"),
     ],
-    ids=["empty", "gliner2", "other", "umt5"],
+    ids=["empty", "gliner2.5", "other", "umt5"],
 )
 def test_what_no_plugin_serves(files: dict[str, Any], argv: list[str], message: str, tmp_path: Path) -> None:
     for name, content in files.items():

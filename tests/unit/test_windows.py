@@ -88,7 +88,7 @@ def test_a_long_text_s_entities_are_its_windows_candidates(library: Library) -> 
 
 
 def test_tokens_bound_windows_too(library: Library) -> None:
-    small = LocalEngine(library.prepared("span-v3"), max_tokens=80)
+    small = LocalEngine(library.prepared("span-v3"), max_tokens=60)
     reference = library.reference("span-v3")
     usage = small.answer(text=TEXTS[1], labels=LABELS[:2], threshold=0.3, include_usage=True)
     assert usage["texts"]["windows"] > 1

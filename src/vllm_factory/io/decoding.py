@@ -32,7 +32,7 @@ def resolve_overlaps(
     """
     if not len(start):
         return []
-    spans = _FlatSpans(int(end.max()) + 1) if flat else _NestedSpans(int(end.max()) + 1)
+    spans = FlatSpans(int(end.max()) + 1) if flat else NestedSpans(int(end.max()) + 1)
     chosen: set[tuple[int, int]] = set()
     kept: list[int] = []
     order = np.argsort(-score, kind="stable")
@@ -47,7 +47,7 @@ def resolve_overlaps(
     return sorted(kept, key=lambda index: int(start[index]))
 
 
-class _FlatSpans:
+class FlatSpans:
     """Spans without a common word."""
 
     def __init__(self, num_words: int) -> None:
@@ -60,7 +60,7 @@ class _FlatSpans:
         self.taken[first : last + 1] = b"\x01" * (last + 1 - first)
 
 
-class _NestedSpans:
+class NestedSpans:
     """Spans of which any two are apart or one within the other.
 
     For each word, the farthest end of a span that starts there and the farthest start of one that ends there:

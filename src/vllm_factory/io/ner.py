@@ -14,7 +14,8 @@ from vllm_factory.io.limits import Limits
 Truncation = Literal["error", "truncate", "window"]
 
 
-def _number(value: Any) -> Any:
+def finite_number(value: Any) -> Any:
+    """Validator of a number as JSON knows it: no string, no boolean, not infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number")
     try:
@@ -51,7 +52,7 @@ class NerRequest(BaseModel):
         description="Entity types to find, or a mapping from type to a description that the model reads instead.",
         min_length=1,
     )
-    threshold: Annotated[float, BeforeValidator(_number), Field(ge=0.0, le=1.0)] = Field(
+    threshold: Annotated[float, BeforeValidator(finite_number), Field(ge=0.0, le=1.0)] = Field(
         default=0.5, description="Entities score above it; from 0 to 1."
     )
     flat_ner: StrictBool = Field(default=True, description="Entities may not overlap; false lets them nest.")
@@ -95,22 +96,28 @@ def parse_ner_request(data: Any, limits: Limits) -> NerRequest:
     try:
         request = NerRequest.model_validate(data)
     except ValidationError as error:
-        raise _request_error(error) from error
-    _check_texts(request, limits)
+        raise request_error(error, list(NerRequest.model_fields)) from error
+    check_texts(request.text, limits)
     _check_labels(request, limits)
     return request
 
 
-def _request_error(error: ValidationError) -> RequestError:
-    """The first wrong field's most precise problem, named as the client wrote it."""
+def request_error(error: ValidationError, fields: Sequence[str]) -> RequestError:
+    """The first wrong field's most precise problem, named as the client wrote it.
+
+    Args:
+        error: What pydantic found.
+        fields: The request's own fields, for the message about an unknown one.
+    """
     errors = error.errors(include_url=False, include_context=False)
     # Of the alternatives of a union, the one that got farthest is the one that the client meant.
     same_field = [item for item in errors if item["loc"][:1] == errors[0]["loc"][:1]]
     worst = max(same_field, key=lambda item: len(_path(item["loc"])))
     path, kind = _path(worst["loc"]), worst["type"]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in path).lstrip(".")
-    message = _MESSAGES.get(kind, worst["msg"].removeprefix("Value error, "))
-    message = message.format(fields=", ".join(NerRequest.model_fields))
+    message = worst["msg"].removeprefix("Value error, ")
+    if kind in _MESSAGES:
+        message = _MESSAGES[kind].format(fields=", ".join(fields))
     if len(path) == 1 and kind.endswith("_type") and field in _ACCEPTED:
         message = _ACCEPTED[field]
     if kind in ("extra_forbidden", "missing"):
@@ -128,8 +135,9 @@ def _path(location: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _check_texts(request: NerRequest, limits: Limits) -> None:
-    texts = request.texts
+def check_texts(text: str | list[str], limits: Limits) -> None:
+    """Refuse no text, too many, too much of it, and what is no Unicode."""
+    texts = [text] if isinstance(text, str) else text
     if not texts:
         raise RequestError("text", "an empty list; expected at least one text")
     if len(texts) > limits.max_texts:
@@ -137,15 +145,15 @@ def _check_texts(request: NerRequest, limits: Limits) -> None:
     total = sum(map(len, texts))
     if total > limits.max_chars:
         raise RequestError("text", f"{total} characters; one request takes {limits.max_chars}")
-    for index, text in enumerate(texts):
-        _check_unicode("text" if isinstance(request.text, str) else f"text[{index}]", text)
+    for index, each in enumerate(texts):
+        check_unicode("text" if isinstance(text, str) else f"text[{index}]", each)
 
 
 def _check_labels(request: NerRequest, limits: Limits) -> None:
     if len(request.labels) > limits.max_labels:
         raise RequestError("labels", f"{len(request.labels)} labels; one request takes {limits.max_labels}")
     for index, label in enumerate(request.labels):
-        _check_unicode(f"labels[{index}]", label)
+        check_unicode(f"labels[{index}]", label)
     if isinstance(request.labels, dict):
         _check_descriptions(request.labels)
 
@@ -153,7 +161,7 @@ def _check_labels(request: NerRequest, limits: Limits) -> None:
 def _check_descriptions(labels: dict[str, str]) -> None:
     first_with: dict[str, str] = {}
     for label, description in labels.items():
-        _check_unicode(f"labels[{shown(label)}]", description)
+        check_unicode(f"labels[{shown(label)}]", description)
         if description in first_with:
             raise RequestError(
                 f"labels[{shown(label)}]",
@@ -162,7 +170,8 @@ def _check_descriptions(labels: dict[str, str]) -> None:
         first_with[description] = label
 
 
-def _check_unicode(field: str, text: str) -> None:
+def check_unicode(field: str, text: str) -> None:
+    """Refuse a text that cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

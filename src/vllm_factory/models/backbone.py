@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -41,3 +44,32 @@ class Backbone(nn.Module):
             One ``[T, E]`` per layer; the last is the encoder's output.
         """
         raise NotImplementedError
+
+
+class Network(nn.Module):
+    """A backbone and a head under the names of the prepared checkpoint.
+
+    Attributes:
+        backbone: The encoder.
+        head: A :class:`~vllm_factory.pooling.protocol.FactoryPooler`.
+    """
+
+    backbone: Backbone
+    head: Any
+
+    @classmethod
+    def from_factory(cls, factory: Mapping[str, Any]) -> Network:
+        """From what a prepared ``config.json`` holds under ``factory``.
+
+        Raises:
+            CheckpointError: The configurations are incomplete or contradict themselves.
+        """
+        raise NotImplementedError
+
+    def prepare(self, max_len: int) -> None:
+        """Compute what depends on weights alone. Call once, after loading, on the final device."""
+        self.backbone.prepare(max_len)
+
+    def encode(self, input_ids: torch.Tensor, positions: torch.Tensor, varlen: Varlen) -> torch.Tensor:
+        """``[T]`` token ids and positions to ``[T, encoder hidden size]``."""
+        return self.backbone(input_ids, positions, varlen)[-1]

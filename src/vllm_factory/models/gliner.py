@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import nn
 
-from vllm_factory.models.backbone import Backbone
+from vllm_factory.models.backbone import Backbone, Network
 from vllm_factory.models.layers_fuser import LayersFuser
 from vllm_factory.poolers.gliner import gliner_pooler
 from vllm_factory.poolers.gliner_config import GlinerConfig
 from vllm_factory.varlen import Varlen
 
 
-class GlinerNetwork(nn.Module):
+class GlinerNetwork(Network):
     """Encoder, optional layer fusion, head. Plugins say which encoder.
 
     Args:
@@ -30,18 +26,9 @@ class GlinerNetwork(nn.Module):
         self.layers_fuser = LayersFuser(layers, size) if head.fuse_layers else None
         self.head = gliner_pooler(head, size)
 
-    @classmethod
-    def from_factory(cls, factory: Mapping[str, Any]) -> GlinerNetwork:
-        """From what a prepared ``config.json`` holds under ``factory``.
-
-        Raises:
-            CheckpointError: The configurations are incomplete or contradict themselves.
-        """
-        raise NotImplementedError
-
     def prepare(self, max_len: int) -> None:
         """Compute what depends on weights alone. Call once, after loading, on the final device."""
-        self.backbone.prepare(max_len)
+        super().prepare(max_len)
         if self.head.rnn is not None:
             self.head.rnn.flatten_parameters()
 

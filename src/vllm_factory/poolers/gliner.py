@@ -30,6 +30,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vllm_factory.errors import TransportError
 from vllm_factory.poolers.gliner_config import GlinerConfig
+from vllm_factory.poolers.ragged import gather_rows, runs
 from vllm_factory.poolers.span_layers import TokenMarker, projection, span_layer
 from vllm_factory.pooling.protocol import PoolerResult, Status
 
@@ -155,10 +156,10 @@ class GlinerPooler(nn.Module):
         states = hidden_states if self.projection is None else self.projection(hidden_states)
         # Longest first: neighbours are of similar length, and little of a group is padding.
         order = sorted((i for i, r in enumerate(requests) if r.num_words), key=lambda i: -requests[i].num_words)
-        for first, last in _runs([requests[i].num_words for i in order], WORD_BUDGET):
+        for first, last in runs([requests[i].num_words for i in order], WORD_BUDGET):
             members = order[first:last]
             group = self._group(states, [starts[i] for i in members], [requests[i] for i in members])
-            for begin, end in _runs([self.rows(requests[i]) for i in members], ROW_BUDGET):
+            for begin, end in runs([self.rows(requests[i]) for i in members], ROW_BUDGET):
                 found = self._results(group.part(begin, end))
                 for index, result in zip(members[begin:end], found, strict=True):
                     results[index] = result
@@ -168,7 +169,7 @@ class GlinerPooler(nn.Module):
         device = states.device
         lengths = [r.num_words for r in requests]
         counts = [r.labels.size for r in requests]
-        labels = _gather(states, [r.labels + s for r, s in zip(requests, starts, strict=True)])
+        labels = gather_rows(states, [r.labels + s for r, s in zip(requests, starts, strict=True)])
         words = self._words(states, starts, requests)
         if self.rnn is not None:
             words = self._contextualise(words, lengths)
@@ -179,7 +180,7 @@ class GlinerPooler(nn.Module):
     def _words(self, states: torch.Tensor, starts: list[int], requests: list[GlinerRequest]) -> torch.Tensor:
         rows = [np.where(r.words < 0, -1, r.words + s) for r, s in zip(requests, starts, strict=True)]
         if not self.config.sends_word_bounds:
-            return _gather(states, rows)
+            return gather_rows(states, rows)
         return _pool_words(states, rows, self.config.subtoken_pooling)
 
     def _contextualise(self, words: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -360,18 +361,6 @@ def gliner_pooler(config: GlinerConfig, encoder_size: int) -> GlinerPooler:
     return head(config, encoder_size)
 
 
-def _runs(sizes: Sequence[int], budget: int) -> list[tuple[int, int]]:
-    """Neighbours ``first:last`` whose number times largest size is within ``budget``; or one alone."""
-    runs: list[tuple[int, int]] = []
-    first, largest = 0, 0
-    for index, size in enumerate(sizes):
-        if index > first and (index - first + 1) * max(largest, size) > budget:
-            runs.append((first, index))
-            first, largest = index, 0
-        largest = max(largest, size)
-    return [*runs, (first, len(sizes))] if sizes else []
-
-
 def _check_words(words: np.ndarray, num_tokens: int, bounds: bool) -> None:
     lowest, highest = (0, num_tokens) if bounds else (-1, num_tokens - 1)
     if words.size and (words.min() < lowest or words.max() > highest):
@@ -383,15 +372,6 @@ def _check_words(words: np.ndarray, num_tokens: int, bounds: bool) -> None:
 def _result(indices: np.ndarray, scores: np.ndarray) -> PoolerResult:
     """``[3, N]`` start, end, label and ``[N]`` scores, as the decoder wants them."""
     return PoolerResult(Status.OK, (*indices.astype(np.int32), scores.astype(np.float32)))
-
-
-def _gather(states: torch.Tensor, rows: list[np.ndarray]) -> torch.Tensor:
-    """Ragged lists of rows of ``states``, as ``[B, longest, D]``; -1 and padding are zeros."""
-    table = np.full((len(rows), max(r.size for r in rows)), -1, np.int64)
-    for line, row in zip(table, rows, strict=True):
-        line[: row.size] = row
-    index = torch.from_numpy(table).to(states.device, non_blocking=True)
-    return states[index.clamp(min=0)] * (index >= 0).unsqueeze(-1)
 
 
 def _pool_words(states: torch.Tensor, bounds: list[np.ndarray], mode: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The vLLM pooling model around a :class:`~vllm_factory.models.gliner.GlinerNetwork`."""
+"""The vLLM pooling model around a network of ours: encoder and head as one plain torch module."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from vllm.config import VllmConfig
 
 from vllm_factory.compat.attention import SequenceBoundaries
 from vllm_factory.compat.vllm_api import load_weights_strictly, refuse_unsupported
-from vllm_factory.models.gliner import GlinerNetwork
+from vllm_factory.models.backbone import Network
 from vllm_factory.pooling.vllm_adapter import VllmPoolerAdapter
 
 logger = logging.getLogger(__name__)
 
 
-class GlinerModel(nn.Module):
-    """Hidden states from the encoder; entity candidates from the pooler. Plugins say which network."""
+class NetworkModel(nn.Module):
+    """Hidden states from the encoder; results from the pooler. Plugins say which network."""
 
     is_pooling_model = True
-    network_class: ClassVar[type[GlinerNetwork]]
+    network_class: ClassVar[type[Network]]
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_factory.errors import PrepError, shown
 from vllm_factory.prep.source import Source
-from vllm_factory.registry import MODEL_TYPE, PluginSpec, plugin_for_encoder
+from vllm_factory.registry import MODEL_TYPE, PluginSpec, plugin, plugin_for_encoder
 
 GLINER_CONFIG = "gliner_config.json"
 
@@ -30,8 +30,22 @@ def detect(source: Source) -> PluginSpec:
         config = source.json("config.json")
         if config.get("model_type") == MODEL_TYPE:
             raise PrepError(f"{source.name} is already prepared; serve it as it is")
-        raise PrepError(f"{source.name}: {_describe(config)}; prepared are checkpoints of the gliner library")
+        if _is_gliner2(config):
+            return _detect_gliner2(source, config)
+        raise PrepError(
+            f"{source.name}: config.json says model_type {shown(config.get('model_type'))}; prepared are "
+            "checkpoints of the gliner and gliner2 libraries"
+        )
+    if source.has("adapter_config.json"):
+        raise PrepError(
+            f"{source.name} is a LoRA adapter alone; merge it into its base model, save, and prepare that"
+        )
     raise PrepError(f"{source.name} is no checkpoint: it has neither {GLINER_CONFIG} nor config.json")
+
+
+def needs_preparation(source: Source) -> bool:
+    """Whether a library of ours saved the checkpoint, so that vLLM cannot make anything of it as it is."""
+    return source.has(GLINER_CONFIG) or (source.has("config.json") and _is_gliner2(source.json("config.json")))
 
 
 def is_prepared(source: Source) -> bool:
@@ -39,10 +53,24 @@ def is_prepared(source: Source) -> bool:
     return source.has("config.json") and source.json("config.json").get("model_type") == MODEL_TYPE
 
 
-def _describe(config: dict[str, Any]) -> str:
-    if "counting_layer" in config or "extractor" in str(config.get("model_type", "")):
-        return "a gliner2 checkpoint, which no plugin serves yet"
-    return f"config.json says model_type {shown(config.get('model_type'))}"
+def _is_gliner2(config: dict[str, Any]) -> bool:
+    return "counting_layer" in config or config.get("model_type") == "extractor"
+
+
+def _detect_gliner2(source: Source, config: dict[str, Any]) -> PluginSpec:
+    architecture = str(config.get("architecture") or "span").strip().lower()
+    if architecture != "span":
+        name = "the boundary architecture (GLiNER2.5)" if architecture == "boundary" else shown(architecture)
+        raise PrepError(f"{source.name}: a gliner2 checkpoint of {name}, which no plugin serves yet")
+    backbone = gliner2_encoder_config(source).get("model_type")
+    if backbone != "deberta-v2":
+        raise PrepError(f"{source.name}: a GLiNER2 on {shown(backbone)}, which no plugin serves yet")
+    return plugin("deberta_gliner2")
+
+
+def gliner2_encoder_config(source: Source) -> dict[str, Any]:
+    """Configuration of a GLiNER2 model's encoder, which the library saves in a folder of its own."""
+    return source.json("encoder_config/config.json")
 
 
 def _detect_gliner(source: Source) -> PluginSpec:

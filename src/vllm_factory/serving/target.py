@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_factory.errors import ServeError, shown
-from vllm_factory.prep.detect import GLINER_CONFIG, detect, is_prepared
+from vllm_factory.prep.detect import detect, is_prepared, needs_preparation
 from vllm_factory.prep.source import Source, resolve
 from vllm_factory.registry import PluginSpec, plugin
 from vllm_factory.serving.cache import prepared_directory
@@ -65,7 +65,7 @@ def find(
     source = _peek(model, revision)
     if is_prepared(source):
         return _prepared(source, model, wanted, "")
-    if source.has(GLINER_CONFIG):
+    if needs_preparation(source):
         _check_wanted(model, detect(source), wanted)
         directory, new = prepared_directory(
             resolve(model, revision), root=cache, revision=revision, force=force_prep

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from vllm_factory.compat.vllm_api import encoder_only
 from vllm_factory.plugins.deberta_gliner.network import DebertaGlinerNetwork
-from vllm_factory.pooling.vllm_model import GlinerModel
+from vllm_factory.pooling.vllm_model import NetworkModel
 
 
 @encoder_only
-class DebertaGlinerModel(GlinerModel):
-    """See :class:`~vllm_factory.pooling.vllm_model.GlinerModel`."""
+class DebertaGlinerModel(NetworkModel):
+    """See :class:`~vllm_factory.pooling.vllm_model.NetworkModel`."""
 
     network_class = DebertaGlinerNetwork
