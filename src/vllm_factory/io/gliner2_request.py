@@ -254,7 +254,13 @@ class Gliner2Request(_Strict):
     )
     threshold: Probability = Field(default=0.5, description="Spans must reach it, where nothing else is said.")
     include_confidence: StrictBool = Field(default=False, description="Answer scores as well.")
-    include_spans: StrictBool = Field(default=False, description="Answer character offsets as well.")
+    include_spans: StrictBool = Field(
+        default=False,
+        description=(
+            "Answer character offsets as well. As in the library, a text without closing punctuation is read with "
+            "a dot behind it, and a span that takes in the dot ends one character behind the text."
+        ),
+    )
     format_results: StrictBool = Field(default=True, description="False answers the library's raw results.")
     overlap_policy: Annotated[Policy, BeforeValidator(_policy)] | None = Field(
         default=None, description="Which overlapping spans of one field stay; greedy by score when absent."
