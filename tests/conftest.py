@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ import pytest
 import torch
 
 from checkpoints import V2, V3, Recipe, build, load
-from harness import LocalEngine
+from harness import CheckpointLibrary
 from vllm_factory.poolers.gliner_config import SPAN_MODES
-from vllm_factory.prep.cli import prepare
 from vllm_factory.registry import PLUGINS, plugin
 
 # The models are tiny: more threads only wait for each other.
@@ -96,33 +94,14 @@ def each(names: Iterable[str]) -> list[Any]:
     return [named(name) for name in names]
 
 
-class Library:
-    """Checkpoints by recipe name: as saved, as prepared, in the library, and in a local engine."""
+class Library(CheckpointLibrary):
+    """The GLiNER checkpoints."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    @cache  # noqa: B019 (one instance a session)
-    def saved(self, name: str) -> Path:
-        """Directory that the reference library wrote."""
+    def build(self, name: str) -> Path:
         return build(RECIPES[name], self.directory)
 
-    @cache  # noqa: B019
-    def prepared(self, name: str) -> Path:
-        """Directory that vllm-factory-prep wrote."""
-        output = self.directory / f"{name}-prepared"
-        prepare(str(self.saved(name)), output)
-        return output
-
-    @cache  # noqa: B019
-    def reference(self, name: str) -> Any:
-        """The checkpoint in the reference library."""
-        return load(self.saved(name))
-
-    @cache  # noqa: B019
-    def local(self, name: str) -> LocalEngine:
-        """The checkpoint in this package, without vLLM."""
-        return LocalEngine(self.prepared(name))
+    def load(self, path: Path) -> Any:
+        return load(path)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gliner2 import GLiNER2, Schema
-from safetensors.torch import load_file
 
 from checkpoints import V2, V3
 from gliner2_checkpoints import Gliner2Recipe, build_gliner2, load_gliner2
-from harness import LocalEngine
+from harness import CheckpointLibrary, LocalEngine
 from vllm_factory.io.gliner2 import Gliner2Pipeline
 from vllm_factory.io.limits import Limits
 from vllm_factory.io.tokens import WordTokenizer
 from vllm_factory.plugins.deberta_gliner2.config import DebertaGliner2Config
-from vllm_factory.plugins.deberta_gliner2.network import DebertaGliner2Network
-from vllm_factory.prep.cli import prepare
 
 RECIPES = {
     recipe.name: recipe
@@ -40,48 +36,26 @@ RECIPES = {
 }
 
 
-class Gliner2Library:
-    """Checkpoints by recipe name: as saved, as prepared, in the library, and in a local engine."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    @cache  # noqa: B019 (one instance a session)
-    def saved(self, name: str) -> Path:
-        """Directory that the reference library wrote."""
-        return build_gliner2(RECIPES[name], self.directory)
-
-    @cache  # noqa: B019
-    def prepared(self, name: str) -> Path:
-        """Directory that vllm-factory-prep wrote."""
-        output = self.directory / f"{name}-prepared"
-        prepare(str(self.saved(name)), output)
-        return output
-
-    @cache  # noqa: B019
-    def reference(self, name: str) -> GLiNER2:
-        """The checkpoint in the reference library."""
-        return load_gliner2(self.saved(name))
-
-    @cache  # noqa: B019
-    def local(self, name: str) -> Gliner2Engine:
-        """The checkpoint in this package, without vLLM."""
-        return Gliner2Engine(self.prepared(name))
-
-
 class Gliner2Engine(LocalEngine):
     """A prepared ``deberta_gliner2`` checkpoint in this process; see :class:`harness.LocalEngine`."""
 
-    def __init__(self, path: Path, max_tokens: int | None = None, limits: Limits | None = None) -> None:
+    def read_pipeline(self, path: Path, max_tokens: int | None, limits: Limits | None) -> Gliner2Pipeline:
         hf_config = json.loads((path / "config.json").read_text())
-        config = DebertaGliner2Config.from_factory(hf_config["factory"])
-        self.max_tokens = max_tokens or hf_config["max_position_embeddings"]
-        self.network: Any = DebertaGliner2Network(config).eval()
-        self.network.load_state_dict(load_file(path / "model.safetensors"), strict=True)
-        self.network.prepare(self.max_tokens)
-        self.pipeline: Any = Gliner2Pipeline(
-            config.head, WordTokenizer(path / "tokenizer.json"), self.max_tokens, limits or Limits()
-        )
+        head = DebertaGliner2Config.from_factory(hf_config["factory"]).head
+        max_tokens = max_tokens or hf_config["max_position_embeddings"]
+        return Gliner2Pipeline(head, WordTokenizer(path / "tokenizer.json"), max_tokens, limits or Limits())
+
+
+class Gliner2Library(CheckpointLibrary):
+    """The GLiNER2 checkpoints."""
+
+    engine_class = Gliner2Engine
+
+    def build(self, name: str) -> Path:
+        return build_gliner2(RECIPES[name], self.directory)
+
+    def load(self, path: Path) -> GLiNER2:
+        return load_gliner2(path)
 
 
 def library_answer(model: GLiNER2, data: dict[str, Any]) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from vllm_factory.io.pipeline import Prompt
 from vllm_factory.io.tokens import WordTokenizer
 from vllm_factory.poolers.gliner_config import GlinerConfig
 from vllm_factory.pooling.protocol import PoolerResult, Status
+from vllm_factory.prep.cli import prepare
 from vllm_factory.registry import plugin
 from vllm_factory.varlen import Varlen
 
@@ -69,11 +72,15 @@ class LocalEngine:
         factory = json.loads((path / "config.json").read_text())["factory"]
         network_class = plugin(factory["plugin"]).network_class
         assert network_class is not None, "the backbone is vLLM's: tests of this plugin need an engine"
-        self.pipeline = prepared_pipeline(path, max_tokens, limits)
+        self.pipeline: Any = self.read_pipeline(path, max_tokens, limits)
         self.max_tokens = self.pipeline.max_tokens
         self.network = resolve_name(network_class).from_factory(factory).eval()
         self.network.load_state_dict(load_file(path / "model.safetensors"), strict=True)
         self.network.prepare(self.max_tokens)
+
+    def read_pipeline(self, path: Path, max_tokens: int | None, limits: Limits | None) -> Any:
+        """The pipeline of the prepared directory."""
+        return prepared_pipeline(path, max_tokens, limits)
 
     @torch.inference_mode()
     def run(self, prompts: Sequence[Prompt]) -> list[PoolerResult]:
@@ -101,6 +108,45 @@ class LocalEngine:
     def answer(self, **data: Any) -> Any:
         """The response to one request alone."""
         return self.answer_together([data])[0]
+
+
+class CheckpointLibrary(ABC):
+    """Checkpoints by recipe name: as saved, as prepared, in the library, and in a local engine."""
+
+    engine_class: ClassVar[type[LocalEngine]] = LocalEngine
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @abstractmethod
+    def build(self, name: str) -> Path:
+        """Have the reference library write the checkpoint."""
+
+    @abstractmethod
+    def load(self, path: Path) -> Any:
+        """Load a checkpoint in the reference library."""
+
+    @cache  # noqa: B019 (one instance a session)
+    def saved(self, name: str) -> Path:
+        """Directory that the reference library wrote."""
+        return self.build(name)
+
+    @cache  # noqa: B019
+    def prepared(self, name: str) -> Path:
+        """Directory that vllm-factory-prep wrote."""
+        output = self.directory / f"{name}-prepared"
+        prepare(str(self.saved(name)), output)
+        return output
+
+    @cache  # noqa: B019
+    def reference(self, name: str) -> Any:
+        """The checkpoint in the reference library."""
+        return self.load(self.saved(name))
+
+    @cache  # noqa: B019
+    def local(self, name: str) -> Any:
+        """The checkpoint in this package, without vLLM."""
+        return self.engine_class(self.prepared(name))
 
 
 def assert_same_entities(

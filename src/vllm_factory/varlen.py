@@ -5,7 +5,7 @@ Shape legend: T tokens of all sequences, S sequences, B sequences of one group, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,10 @@ class Grouping:
         return F.pad(flat, (0, 0, 0, num_rows - flat.shape[0]))
 
 
+#: Attention within one group: query, key and value, ``[B, H, L, D]`` each, to ``[B, H, L, D]``.
+GroupAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, PaddedGroup], torch.Tensor]
+
+
 class Varlen:
     """The sequences of a flat batch.
 
@@ -92,6 +96,34 @@ class Varlen:
         if self._grouping is None:
             self._grouping = self._group()
         return self._grouping
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention: GroupAttention
+    ) -> torch.Tensor:
+        """Attention of each sequence over itself, in padded groups of similar length.
+
+        Args:
+            query, key, value: ``[T, H, D]``.
+            attention: What is done within a group.
+
+        Returns:
+            ``[T, H * D]``; rows of no sequence are zeros.
+        """
+        grouping = self.grouping()
+        contexts = []
+        for group in grouping.groups:
+            context = attention(
+                group.pad(query).transpose(1, 2),
+                group.pad(key).transpose(1, 2),
+                group.pad(value).transpose(1, 2),
+                group,
+            )
+            contexts.append(context.transpose(1, 2).flatten(2))
+        return grouping.unpad(contexts, query.shape[0])
+
+    def query_rows(self, batch: int, length: int) -> int:
+        """Query rows of ``batch`` sequences of ``length`` tokens whose scores fit the budget; at least one."""
+        return max(1, self.budget // (batch * length))
 
     def _group(self) -> Grouping:
         groups, inverse, offset = [], np.empty(self.num_tokens, np.int64), 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -104,32 +105,20 @@ def relative_bias_attention_torch(
     varlen: Varlen,
 ) -> torch.Tensor:
     """The torch implementation: padded groups of similar length."""
-    grouping = varlen.grouping()
-    contexts = []
-    for group in grouping.groups:
-        context = _group_attention(
-            group.pad(query).transpose(1, 2),
-            group.pad(key).transpose(1, 2),
-            group.pad(value).transpose(1, 2),
-            bias,
-            group,
-            varlen,
-        )
-        contexts.append(context.transpose(1, 2).flatten(2))
-    return grouping.unpad(contexts, query.shape[0])
+    return varlen.attend(query, key, value, partial(_group_attention, bias=bias, varlen=varlen))
 
 
 def _group_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    bias: DistanceBias,
     group: PaddedGroup,
+    bias: DistanceBias,
     varlen: Varlen,
 ) -> torch.Tensor:
     """``[B, H, L, D]`` each, to ``[B, H, L, D]``; a long sequence is done some query rows at a time."""
     batch, _, length, _ = query.shape
-    rows = max(1, varlen.budget // (batch * length))
+    rows = varlen.query_rows(batch, length)
     context = []
     for first in range(0, length, rows):
         part = query[:, :, first : first + rows]
