@@ -115,7 +115,10 @@ ENCODERS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """One checkpoint: its name, encoder (``model_type`` and what differs), head, tokenizer and seed."""
+    """One checkpoint: its name, encoder (``model_type`` and what differs), head, tokenizer and seed.
+
+    With ``labels``, what differs in the encoder of labels, it is a bi-encoder.
+    """
 
     name: str
     family: str = "deberta-v2"
@@ -125,11 +128,15 @@ class Recipe:
     hidden: int = 32
     seed: int = 0
     safe: bool = True
+    labels: dict[str, Any] | None = None
+    labels_tokenizer: str = "wordpiece"
 
     @property
     def plugin(self) -> str:
         """The plugin that serves it."""
-        spec = plugin_for_encoder(self.family)
+        if self.labels is not None:
+            return "deberta_gliner_linker"
+        spec = plugin_for_encoder(self.family, token_level=self.head.get("span_mode") == "token_level")
         assert spec is not None
         return spec.name
 
@@ -225,13 +232,25 @@ def build(recipe: Recipe, directory: Path) -> Path:
     encoder = AutoConfig.for_model(recipe.family, **values)
     head = {"hidden_size": recipe.hidden, "max_width": 6, "max_len": 40, "dropout": 0.0, **recipe.head}
     config = GLiNERConfig(model_name=str(base), encoder_config=encoder.to_dict(), **head)
+    if recipe.labels is not None:
+        _add_label_encoder(config, recipe, directory)
     model = GLiNER.from_config(config, backbone_from_pretrained=False)
     _spread(model)
     config_name = model.config.model_name
     model.config.model_name = "tiny-encoder"
+    if recipe.labels is not None:
+        model.config.labels_encoder = "tiny-labels-encoder"
     model.save_pretrained(directory / recipe.name, safe_serialization=recipe.safe)
     model.config.model_name = config_name
     return directory / recipe.name
+
+
+def _add_label_encoder(config: GLiNERConfig, recipe: Recipe, directory: Path) -> None:
+    base = directory / f"{recipe.name}-labels-tokenizer"
+    train_tokenizer(recipe.labels_tokenizer).save_pretrained(base)
+    values = {"vocab_size": 500, **_deberta(recipe.hidden), **(recipe.labels or {})}
+    config.labels_encoder = str(base)
+    config.labels_encoder_config = AutoConfig.for_model("deberta-v2", **values).to_dict()
 
 
 def _spread(model: GLiNER) -> None:

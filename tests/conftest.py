@@ -64,6 +64,24 @@ RECIPES = {
             tokenizer="gemma",
             seed=61,
         ),
+        Recipe("linker-span", labels={}, seed=70),
+        Recipe("linker-token", head={"span_mode": "token_level"}, labels={"hidden_size": 24}, seed=71, safe=False),
+        Recipe(
+            "linker-projected",
+            encoder=V2,
+            head={"hidden_size": 24, "subtoken_pooling": "mean", "num_rnn_layers": 0},
+            labels={**V2, "num_hidden_layers": 3},
+            tokenizer="bpe",
+            labels_tokenizer="bpe",
+            seed=72,
+        ),
+        Recipe(
+            "linker-spans",
+            head={"span_mode": "token_level", "represent_spans": True},
+            labels={"position_biased_input": True, "max_position_embeddings": 40},
+            seed=73,
+        ),
+        Recipe("linker-fused", head={"fuse_layers": True}, labels={}, seed=74),
         Recipe("mt5-span", "mt5", tokenizer="t5", seed=50),
         Recipe("mt5-token", "mt5", head={"span_mode": "token_level"}, tokenizer="t5", seed=51),
         Recipe("mt5-fused-layers", "mt5", head={"fuse_layers": True, "num_rnn_layers": 0}, seed=52),
@@ -80,8 +98,10 @@ RECIPES = {
 }
 
 
-#: What runs without vLLM.
-LOCAL_RECIPES = [name for name, recipe in RECIPES.items() if plugin(recipe.plugin).network_class]
+#: What runs without vLLM, and whose answer in the library does not depend on the padding of its labels.
+LOCAL_RECIPES = [
+    name for name, recipe in RECIPES.items() if plugin(recipe.plugin).network_class and name != "linker-fused"
+]
 
 
 def named(name: str, *values: Any) -> Any:

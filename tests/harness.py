@@ -16,8 +16,10 @@ from safetensors.torch import load_file
 
 from vllm_factory.io.gliner import GlinerPipeline
 from vllm_factory.io.limits import Limits
+from vllm_factory.io.linker import LinkerPipeline
 from vllm_factory.io.pipeline import Prompt
-from vllm_factory.io.tokens import WordTokenizer
+from vllm_factory.io.rerank import RerankPipeline
+from vllm_factory.io.tokens import LABELS_TOKENIZER, LabelTokenizer, WordTokenizer
 from vllm_factory.poolers.gliner_config import GlinerConfig
 from vllm_factory.pooling.protocol import PoolerResult, Status
 from vllm_factory.prep.cli import prepare
@@ -30,13 +32,22 @@ def prepared_pipeline(path: Path, max_tokens: int | None = None, limits: Limits 
     hf_config = json.loads((path / "config.json").read_text())
     factory = hf_config["factory"]
     head = GlinerConfig.from_dict(factory["head"])
-    return GlinerPipeline(
-        head,
-        WordTokenizer(path / "tokenizer.json", known=head.ent_token),
-        max_tokens=max_tokens or hf_config["max_position_embeddings"],
-        tokenizer_max_length=factory["tokenizer_max_length"],
-        limits=limits or Limits(),
-    )
+    common: dict[str, Any] = {
+        "max_tokens": max_tokens or hf_config["max_position_embeddings"],
+        "tokenizer_max_length": factory["tokenizer_max_length"],
+        "limits": limits or Limits(),
+    }
+    if "labels" in factory:
+        labels = factory["labels"]
+        return LinkerPipeline(
+            head,
+            WordTokenizer(path / "tokenizer.json"),
+            LabelTokenizer(path / LABELS_TOKENIZER / "tokenizer.json", labels["tokenizer_max_length"]),
+            max_label_tokens=labels["max_tokens"],
+            **common,
+        )
+    kind = RerankPipeline if factory["plugin"] == "modernbert_gliner_rerank" else GlinerPipeline
+    return kind(head, WordTokenizer(path / "tokenizer.json", known=head.ent_token), **common)
 
 
 def answer_together(

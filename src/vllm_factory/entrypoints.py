@@ -33,4 +33,6 @@ def _io_entry_point(name: str) -> Callable[[], str]:
 deberta_gliner_io = _io_entry_point("deberta_gliner")
 mt5_gliner_io = _io_entry_point("mt5_gliner")
 mmbert_gliner_io = _io_entry_point("mmbert_gliner")
+modernbert_gliner_rerank_io = _io_entry_point("modernbert_gliner_rerank")
+deberta_gliner_linker_io = _io_entry_point("deberta_gliner_linker")
 deberta_gliner2_io = _io_entry_point("deberta_gliner2")

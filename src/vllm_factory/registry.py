@@ -28,6 +28,7 @@ class PluginSpec:
         request_model: ``module:class`` of the pydantic model of a request's ``data``.
         prep: ``module:function`` that prepares a checkpoint, or ``None`` when it is served as published.
         encoders: ``model_type`` of the encoders with which a uni-encoder GLiNER belongs to this plugin.
+        heads: Which of GLiNER's heads belong to it, of ``"span"`` and ``"token"``.
         pooling_task: The native pooling task that the model's pooler advertises.
         example_model: A published checkpoint that the plugin serves.
         reference: The library whose results the plugin must equal.
@@ -45,6 +46,7 @@ class PluginSpec:
     request_model: str
     prep: str | None
     encoders: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ("span", "token")
     pooling_task: str
     example_model: str
     reference: str
@@ -104,7 +106,7 @@ PLUGINS: tuple[PluginSpec, ...] = (
     ),
     PluginSpec(
         name="mmbert_gliner",
-        summary="GLiNER entity recognition on vLLM's ModernBERT, also mmBERT (span and token-level heads)",
+        summary="GLiNER entity recognition on vLLM's ModernBERT, also mmBERT (span heads)",
         architecture="VllmFactoryMmbertGliner",
         model_class="vllm_factory.plugins.mmbert_gliner.model:MmbertGlinerModel",
         network_class=None,
@@ -112,6 +114,7 @@ PLUGINS: tuple[PluginSpec, ...] = (
         request_model="vllm_factory.io.ner:NerRequest",
         prep="vllm_factory.plugins.mmbert_gliner.prep:prepare",
         encoders=("modernbert",),
+        heads=("span",),
         pooling_task="token_classify",
         example_model="VAGOsolutions/SauerkrautLM-GLiNER",
         reference="gliner 0.2.29",
@@ -121,6 +124,54 @@ PLUGINS: tuple[PluginSpec, ...] = (
         demo_request={
             "text": "Angela Merkel traf Tim Cook am 12. März 2019 in Cupertino.",
             "labels": ["Person", "Ort", "Datum"],
+        },
+    ),
+    PluginSpec(
+        name="modernbert_gliner_rerank",
+        summary="GLiNER's token-level head on vLLM's ModernBERT: entity recognition, and reranking of candidates",
+        architecture="VllmFactoryModernBertGlinerRerank",
+        model_class="vllm_factory.plugins.modernbert_gliner_rerank.model:ModernBertGlinerRerankModel",
+        network_class=None,
+        io_class="vllm_factory.plugins.modernbert_gliner_rerank.io_processor.ModernBertGlinerRerankIOProcessor",
+        request_model="vllm_factory.io.linking:RerankRequest",
+        prep="vllm_factory.plugins.modernbert_gliner_rerank.prep:prepare",
+        encoders=("modernbert",),
+        heads=("token",),
+        pooling_task="token_classify",
+        example_model="knowledgator/gliner-linker-rerank-v1.0",
+        reference="gliner 0.2.29, glinker 0.1.1",
+        extra="gliner",
+        serve_flags=_EAGER,
+        demo_request={
+            "text": "Jordan scored 38 points although he had the flu.",
+            "mentions": [{"start": 0, "end": 6}],
+            "candidate_labels": [
+                {"label": "Michael Jordan", "description": "basketball player", "entity_id": "Q41421"},
+                {"label": "Jordan", "description": "country in the Middle East", "entity_id": "Q810"},
+            ],
+        },
+    ),
+    PluginSpec(
+        name="deberta_gliner_linker",
+        summary="GLiNER bi-encoder on two DeBERTa encoders: entity linking, and entity recognition",
+        architecture="VllmFactoryDebertaGlinerLinker",
+        model_class="vllm_factory.plugins.deberta_gliner_linker.model:DebertaGlinerLinkerModel",
+        network_class="vllm_factory.plugins.deberta_gliner_linker.network:DebertaGlinerLinkerNetwork",
+        io_class="vllm_factory.plugins.deberta_gliner_linker.io_processor.DebertaGlinerLinkerIOProcessor",
+        request_model="vllm_factory.io.linking:LinkRequest",
+        prep="vllm_factory.plugins.deberta_gliner_linker.prep:prepare",
+        pooling_task="token_classify",
+        example_model="knowledgator/gliner-linker-large-v1.0",
+        reference="gliner 0.2.29, glinker 0.1.1",
+        extra="gliner",
+        serve_flags=_EAGER,
+        demo_request={
+            "text": "Apple introduced the first iPhone in San Francisco.",
+            "candidate_labels": [
+                {"label": "Apple Inc.", "description": "American technology company", "entity_id": "Q312"},
+                {"label": "apple", "description": "fruit of the apple tree", "entity_id": "Q89"},
+                {"label": "San Francisco", "description": "city in California", "entity_id": "Q62"},
+            ],
         },
     ),
     PluginSpec(
@@ -162,9 +213,10 @@ def plugin(name: str) -> PluginSpec:
     raise KeyError(f"unknown plugin {name!r}; there are: {', '.join(spec.name for spec in PLUGINS)}")
 
 
-def plugin_for_encoder(model_type: str) -> PluginSpec | None:
-    """The plugin of a uni-encoder GLiNER on an encoder of ``model_type``, if any."""
-    return next((spec for spec in PLUGINS if model_type in spec.encoders), None)
+def plugin_for_encoder(model_type: str, *, token_level: bool) -> PluginSpec | None:
+    """The plugin of a uni-encoder GLiNER with this head on an encoder of ``model_type``, if any."""
+    head = "token" if token_level else "span"
+    return next((spec for spec in PLUGINS if model_type in spec.encoders and head in spec.heads), None)
 
 
 def plugin_for_architecture(architecture: str) -> PluginSpec | None:

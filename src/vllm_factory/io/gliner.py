@@ -6,7 +6,7 @@ text, then the separator, then the words of the text, every one of them tokenize
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -16,13 +16,14 @@ import numpy as np
 from vllm_factory.errors import CheckpointError, RequestError, shown
 from vllm_factory.io.decoding import resolve_overlaps
 from vllm_factory.io.limits import Limits
-from vllm_factory.io.ner import NerRequest, entity, ner_response, parse_ner_request
+from vllm_factory.io.ner import NerRequest, TextsRequest, entity, ner_response, parse_ner_request
 from vllm_factory.io.pipeline import Encoded, Prompt
 from vllm_factory.io.tokens import WordTokenizer
 from vllm_factory.io.windows import Window, windows
 from vllm_factory.io.words import Splitter, Word, splitter
 from vllm_factory.poolers.gliner import GlinerPooler
 from vllm_factory.poolers.gliner_config import GlinerConfig
+from vllm_factory.poolers.selection import Selection
 
 #: Words that neighbouring windows share at least; wider spans of a checkpoint raise it.
 MIN_OVERLAP = 32
@@ -36,14 +37,21 @@ class LabelPrompt:
 
     Attributes:
         token_ids: Without the special tokens at the beginning of the sequence.
-        label_tokens: For each label, the token that represents it, counted from the sequence's beginning.
+        arrays: What the pooler gets of the labels: for each one the token that represents it, counted from the
+            sequence's beginning.
         unseen_words: Prompt words without any token. The library counts words that have tokens, but skips as
             many as the prompt has words, so this many words of the text are taken for part of the prompt.
+        num_labels: How many.
     """
 
     token_ids: list[int]
-    label_tokens: np.ndarray
+    arrays: tuple[np.ndarray, ...]
     unseen_words: int
+    num_labels: int
+
+
+#: How the candidates of one window of a text are chosen.
+Select = Callable[[Window], Selection]
 
 
 @dataclass(slots=True)
@@ -94,7 +102,11 @@ class GlinerPipeline:
         self.limits = limits
         self.split: Splitter = splitter(config.words_splitter_type)
         self.overlap = MIN_OVERLAP if config.token_level else max(MIN_OVERLAP, config.max_width)
-        marker, separator = tokenizer.encode([config.ent_token, config.sep_token])
+        self._read_markers()
+
+    def _read_markers(self) -> None:
+        config = self.config
+        marker, separator = self.tokenizer.encode([config.ent_token, config.sep_token])
         if marker != (config.class_token_index,):
             raise CheckpointError(f"{shown(config.ent_token)} is {marker}, not token {config.class_token_index}")
         self._marker, self._separator = marker, separator
@@ -125,11 +137,11 @@ class GlinerPipeline:
         notes = [{"windows": len(text.windows), "truncated": text.truncated} for text in state.texts]
         return ner_response(state.request, entities, prompt_tokens, notes)
 
-    def _label_prompt(self, label_prompts: list[str]) -> LabelPrompt:
+    def _label_prompt(self, label_prompts: Sequence[str], field: str = "labels") -> LabelPrompt:
         # An empty label is its marker alone.
         encoded = [
             ids if label else None
-            for label, ids in zip(label_prompts, self._encode_labels(label_prompts), strict=True)
+            for label, ids in zip(label_prompts, self._encode_labels(label_prompts, field), strict=True)
         ]
         token_ids: list[int] = []
         label_tokens = []
@@ -140,26 +152,32 @@ class GlinerPipeline:
         available = self.max_tokens - len(self.tokenizer.prefix) - len(self.tokenizer.suffix)
         if len(token_ids) + MIN_TEXT_TOKENS > available:
             raise RequestError(
-                "labels",
+                field,
                 f"{len(label_prompts)} labels are {len(token_ids)} tokens; with {MIN_TEXT_TOKENS} for text "
                 f"they may be {available - MIN_TEXT_TOKENS}. Send fewer or shorter labels",
             )
         unseen = sum(ids == () for ids in encoded) + (not self._separator)
-        return LabelPrompt(token_ids, np.array(label_tokens, np.int32), unseen)
+        return LabelPrompt(token_ids, (np.array(label_tokens, np.int32),), unseen, len(encoded))
 
-    def _encode_labels(self, label_prompts: list[str]) -> list[tuple[int, ...]]:
+    def _encode_labels(self, label_prompts: Sequence[str], field: str) -> list[tuple[int, ...]]:
         encoded = self.tokenizer.encode(label_prompts)
         for index, (label, ids) in enumerate(zip(label_prompts, encoded, strict=True)):
             if not self._reserved.isdisjoint(ids):
                 raise RequestError(
-                    f"labels[{index}]",
+                    f"{field}[{index}]",
                     f"{shown(label)} contains a marker of the model ({self.config.ent_token} or "
                     f"{self.config.sep_token}); leave it out",
                 )
         return encoded
 
     def _read(
-        self, text: str, field: str, request: NerRequest, labels: LabelPrompt, prompts: list[Prompt]
+        self,
+        text: str,
+        field: str,
+        request: TextsRequest,
+        labels: LabelPrompt,
+        prompts: list[Prompt],
+        select: Select | None = None,
     ) -> TextState:
         """Split a text and append its prompts."""
         words = self.split(text)
@@ -174,7 +192,8 @@ class GlinerPipeline:
             window_ids = ids[window.start : window.end]
             cut, was_cut = _cut(window_ids, room)
             state.truncated |= was_cut
-            prompts.append(self._prompt(labels, cut, request.threshold))
+            selection = (select(window).pack(),) if select else ()
+            prompts.append(self._prompt(labels, cut, request.threshold, selection))
         return state
 
     def _room(self, max_tokens: int, labels: LabelPrompt) -> int:
@@ -187,7 +206,7 @@ class GlinerPipeline:
         state: TextState,
         ids: list[tuple[int, ...]],
         field: str,
-        request: NerRequest,
+        request: TextsRequest,
         labels: LabelPrompt,
     ) -> None:
         """Decide which words each prompt gets."""
@@ -207,7 +226,13 @@ class GlinerPipeline:
                 'at once. Send less, or truncation "window" or "truncate"',
             )
 
-    def _prompt(self, labels: LabelPrompt, ids: list[tuple[int, ...]], threshold: float) -> Prompt:
+    def _prompt(
+        self,
+        labels: LabelPrompt,
+        ids: list[tuple[int, ...]],
+        threshold: float,
+        selection: tuple[np.ndarray, ...] = (),
+    ) -> Prompt:
         prefix, suffix = self.tokenizer.prefix, self.tokenizer.suffix
         first = len(prefix) + len(labels.token_ids)
         token_ids = [*prefix, *labels.token_ids]
@@ -215,7 +240,7 @@ class GlinerPipeline:
             token_ids += word
         token_ids += suffix
         words = self._word_tokens([len(word) for word in ids], first, labels.unseen_words)
-        return Prompt(token_ids, (np.array([threshold], np.float32), labels.label_tokens, words))
+        return Prompt(token_ids, (np.array([threshold], np.float32), *labels.arrays, words, *selection))
 
     def _word_tokens(self, counts: list[int], first: int, skipped: int) -> np.ndarray:
         """Tokens of each word as the pooler wants them; see :mod:`vllm_factory.poolers.gliner`.

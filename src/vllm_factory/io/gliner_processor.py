@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.config import VllmConfig
 
@@ -15,7 +15,9 @@ from vllm_factory.poolers.gliner_config import GlinerConfig
 
 
 class GlinerIOProcessor(FactoryIOProcessor):
-    """Runs a :class:`~vllm_factory.io.gliner.GlinerPipeline`; plugins give it their name."""
+    """Runs a :class:`~vllm_factory.io.gliner.GlinerPipeline`; plugins give it a name, or another kind."""
+
+    pipeline_class: ClassVar[type[GlinerPipeline]] = GlinerPipeline
 
     def build_pipeline(self, vllm_config: VllmConfig) -> Pipeline[Any, Any]:
         """See :class:`~vllm_factory.io.processor.FactoryIOProcessor`."""
@@ -23,7 +25,7 @@ class GlinerIOProcessor(FactoryIOProcessor):
         factory = model.hf_config.factory
         head = GlinerConfig.from_dict(factory["head"])
         tokenizer = tokenizer_file(model.tokenizer, model.tokenizer_revision)
-        return GlinerPipeline(
+        return self.pipeline_class(
             head,
             WordTokenizer(tokenizer, known=head.ent_token),
             max_tokens=model.max_model_len,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from vllm_factory.errors import UnsupportedError, shown
 
@@ -16,11 +16,15 @@ class Limits:
         max_chars: Characters of all texts together (``VLLM_FACTORY_MAX_CHARS``).
         max_texts: Texts (``VLLM_FACTORY_MAX_TEXTS``).
         max_labels: Labels (``VLLM_FACTORY_MAX_LABELS``).
+        max_candidates: Candidate labels to link to (``VLLM_FACTORY_MAX_CANDIDATES``).
+        max_mentions: Mentions in all texts together (``VLLM_FACTORY_MAX_MENTIONS``).
     """
 
     max_chars: int = 1_000_000
     max_texts: int = 1_024
     max_labels: int = 4_096
+    max_candidates: int = 16_384
+    max_mentions: int = 16_384
 
     @classmethod
     def from_environment(cls) -> Limits:
@@ -30,7 +34,7 @@ class Limits:
             UnsupportedError: A variable is no positive integer.
         """
         given = {}
-        for name in ("max_chars", "max_texts", "max_labels"):
+        for name in (field.name for field in fields(cls)):
             variable = f"VLLM_FACTORY_{name.upper()}"
             value = os.environ.get(variable)
             if value is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
 
 from vllm_factory.errors import RequestError, shown
 from vllm_factory.io.limits import Limits
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Truncation = Literal["error", "truncate", "window"]
 
 
@@ -42,16 +43,12 @@ _MESSAGES = {
 }
 
 
-class NerRequest(BaseModel):
-    """``data`` of an entity recognition request."""
+class TextsRequest(BaseModel):
+    """What every request for entities in texts has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: StrictStr | list[StrictStr] = Field(description="A text, or a list of texts.")
-    labels: list[StrictStr] | dict[StrictStr, StrictStr] = Field(
-        description="Entity types to find, or a mapping from type to a description that the model reads instead.",
-        min_length=1,
-    )
     threshold: Annotated[float, BeforeValidator(finite_number), Field(ge=0.0, le=1.0)] = Field(
         default=0.5, description="Entities score above it; from 0 to 1."
     )
@@ -74,6 +71,15 @@ class NerRequest(BaseModel):
         """The texts, one or many."""
         return [self.text] if isinstance(self.text, str) else self.text
 
+
+class NerRequest(TextsRequest):
+    """``data`` of an entity recognition request."""
+
+    labels: list[StrictStr] | dict[StrictStr, StrictStr] = Field(
+        description="Entity types to find, or a mapping from type to a description that the model reads instead.",
+        min_length=1,
+    )
+
     @property
     def label_names(self) -> list[str]:
         """Names without repetition, in the order given."""
@@ -82,7 +88,12 @@ class NerRequest(BaseModel):
     @property
     def label_prompts(self) -> list[str]:
         """What the model reads for each name: its description, or itself."""
-        return list(self.labels.values()) if isinstance(self.labels, dict) else self.label_names
+        return label_prompts(self.labels)
+
+
+def label_prompts(labels: list[str] | dict[str, str]) -> list[str]:
+    """What the model reads for each label, without repetition: its description, or itself."""
+    return list(labels.values()) if isinstance(labels, dict) else list(dict.fromkeys(labels))
 
 
 def parse_ner_request(data: Any, limits: Limits) -> NerRequest:
@@ -91,15 +102,24 @@ def parse_ner_request(data: Any, limits: Limits) -> NerRequest:
     Raises:
         RequestError: The message names the field, the value, and what is accepted.
     """
-    if not isinstance(data, dict):
-        raise RequestError("data", f"{shown(data)}; expected an object with text and labels")
-    try:
-        request = NerRequest.model_validate(data)
-    except ValidationError as error:
-        raise request_error(error, list(NerRequest.model_fields)) from error
+    request = validated(NerRequest, data, "an object with text and labels")
     check_texts(request.text, limits)
-    _check_labels(request, limits)
+    check_labels(request.labels, limits)
     return request
+
+
+def validated(model: type[ModelT], data: Any, expected: str) -> ModelT:
+    """A request's ``data`` as ``model``, types and bounds checked.
+
+    Raises:
+        RequestError: The message names the field, the value, and what is accepted.
+    """
+    if not isinstance(data, dict):
+        raise RequestError("data", f"{shown(data)}; expected {expected}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise request_error(error, list(model.model_fields)) from error
 
 
 def request_error(error: ValidationError, fields: Sequence[str]) -> RequestError:
@@ -149,13 +169,14 @@ def check_texts(text: str | list[str], limits: Limits) -> None:
         check_unicode("text" if isinstance(text, str) else f"text[{index}]", each)
 
 
-def _check_labels(request: NerRequest, limits: Limits) -> None:
-    if len(request.labels) > limits.max_labels:
-        raise RequestError("labels", f"{len(request.labels)} labels; one request takes {limits.max_labels}")
-    for index, label in enumerate(request.labels):
+def check_labels(labels: list[str] | dict[str, str], limits: Limits) -> None:
+    """Refuse too many labels, what is no Unicode, and descriptions that no answer could tell apart."""
+    if len(labels) > limits.max_labels:
+        raise RequestError("labels", f"{len(labels)} labels; one request takes {limits.max_labels}")
+    for index, label in enumerate(labels):
         check_unicode(f"labels[{index}]", label)
-    if isinstance(request.labels, dict):
-        _check_descriptions(request.labels)
+    if isinstance(labels, dict):
+        _check_descriptions(labels)
 
 
 def _check_descriptions(labels: dict[str, str]) -> None:
@@ -186,7 +207,7 @@ def entity(text: str, label: str, score: float, start: int, end: int) -> dict[st
 
 
 def ner_response(
-    request: NerRequest,
+    request: TextsRequest,
     entities: Sequence[list[dict[str, Any]]],
     prompt_tokens: int,
     notes: Sequence[dict[str, Any]],

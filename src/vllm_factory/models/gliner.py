@@ -6,8 +6,7 @@ import torch
 
 from vllm_factory.models.backbone import Backbone, Network
 from vllm_factory.models.layers_fuser import LayersFuser
-from vllm_factory.poolers.gliner import gliner_pooler
-from vllm_factory.poolers.gliner_config import GlinerConfig
+from vllm_factory.poolers.gliner import GlinerPooler
 from vllm_factory.varlen import Varlen
 
 
@@ -16,21 +15,20 @@ class GlinerNetwork(Network):
 
     Args:
         backbone: The encoder.
-        head: Configuration of the head.
+        head: The head.
     """
 
-    def __init__(self, backbone: Backbone, head: GlinerConfig) -> None:
+    def __init__(self, backbone: Backbone, head: GlinerPooler) -> None:
         super().__init__()
         layers, size = backbone.num_layers, backbone.hidden_size
         self.backbone = backbone
-        self.layers_fuser = LayersFuser(layers, size) if head.fuse_layers else None
-        self.head = gliner_pooler(head, size)
+        self.layers_fuser = LayersFuser(layers, size) if head.config.fuse_layers else None
+        self.head = head
 
     def prepare(self, max_len: int) -> None:
         """Compute what depends on weights alone. Call once, after loading, on the final device."""
         super().prepare(max_len)
-        if self.head.rnn is not None:
-            self.head.rnn.flatten_parameters()
+        self.head.prepare()
 
     def encode(self, input_ids: torch.Tensor, positions: torch.Tensor, varlen: Varlen) -> torch.Tensor:
         """``[T]`` token ids and positions to ``[T, encoder hidden size]``."""

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_factory.errors import PrepError, shown
+from vllm_factory.poolers.gliner_config import TOKEN_LEVEL
 from vllm_factory.prep.source import Source
 from vllm_factory.registry import MODEL_TYPE, PluginSpec, plugin, plugin_for_encoder
 
 GLINER_CONFIG = "gliner_config.json"
 
-#: gliner's architectures beyond the uni-encoder, by the key that marks them.
-_OTHER_GLINER = {
-    "labels_encoder": "bi-encoder",
-    "labels_decoder": "generative label decoder",
-    "relations_layer": "relation extraction",
-}
+#: gliner's architectures that no plugin serves, by the key that marks them, in the library's order of precedence.
+_OTHER_GLINER = {"relations_layer": "relation extraction", "labels_decoder": "generative label decoder"}
+
+
+class Encoder(NamedTuple):
+    """Where a ``gliner_config.json`` describes an encoder, and where it names one."""
+
+    config_key: str
+    name_key: str
+
+
+TEXT_ENCODER = Encoder("encoder_config", "model_name")
+LABELS_ENCODER = Encoder("labels_encoder_config", "labels_encoder")
 
 
 def detect(source: Source) -> PluginSpec:
@@ -81,21 +89,29 @@ def _detect_gliner(source: Source) -> PluginSpec:
     if config.get("model_type") == "gliner_streaming_span":
         raise PrepError(f"{source.name}: a GLiNER streaming model (causal decoder), which no plugin serves yet")
     backbone = encoder_type(source, config)
-    spec = plugin_for_encoder(backbone)
+    if config.get(LABELS_ENCODER.name_key) is not None:
+        labels = encoder_type(source, config, LABELS_ENCODER)
+        if (backbone, labels) != ("deberta-v2", "deberta-v2"):
+            raise PrepError(
+                f"{source.name}: a GLiNER bi-encoder, {shown(backbone)} for texts and {shown(labels)} for labels; "
+                "served are bi-encoders with deberta-v2 for both"
+            )
+        return plugin("deberta_gliner_linker")
+    spec = plugin_for_encoder(backbone, token_level=config.get("span_mode") == TOKEN_LEVEL)
     if spec is None:
         raise PrepError(f"{source.name}: a GLiNER on {shown(backbone)}, which no plugin serves yet")
     return spec
 
 
-def encoder_type(source: Source, config: dict[str, Any]) -> str:
-    """``model_type`` of the encoder, as the library would choose it."""
-    encoder = config.get("encoder_config")
-    if isinstance(encoder, dict):
-        return str(encoder.get("model_type", "deberta-v2"))
-    return str(hub_encoder_config(source, config).get("model_type"))
+def encoder_type(source: Source, config: dict[str, Any], encoder: Encoder = TEXT_ENCODER) -> str:
+    """``model_type`` of an encoder, as the library would choose it."""
+    saved = config.get(encoder.config_key)
+    if isinstance(saved, dict):
+        return str(saved.get("model_type", "deberta-v2"))
+    return str(hub_encoder_config(source, config, encoder).get("model_type"))
 
 
-def hub_encoder_config(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+def hub_encoder_config(source: Source, config: dict[str, Any], encoder: Encoder) -> dict[str, Any]:
     """Configuration of the encoder that an old checkpoint only names.
 
     Raises:
@@ -103,9 +119,9 @@ def hub_encoder_config(source: Source, config: dict[str, Any]) -> dict[str, Any]
     """
     from transformers import AutoConfig
 
-    name = config.get("model_name")
+    name = config.get(encoder.name_key)
     if not isinstance(name, str) or not name:
-        raise PrepError(f"{source.name}: {GLINER_CONFIG} has neither encoder_config nor model_name")
+        raise PrepError(f"{source.name}: {GLINER_CONFIG} has neither {encoder.config_key} nor {encoder.name_key}")
     try:
         values: dict[str, Any] = AutoConfig.from_pretrained(name).to_dict()
     except (OSError, ValueError) as error:

@@ -14,13 +14,22 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import save_file
 from torch import nn
 
-from vllm_factory import __version__
 from vllm_factory.errors import CheckpointError, PrepError, shown
 from vllm_factory.poolers.gliner_config import GlinerConfig
-from vllm_factory.prep.detect import GLINER_CONFIG, encoder_type, hub_encoder_config
+from vllm_factory.prep.common import (
+    MAX_TOKENS,
+    Tensors,
+    dtype_name,
+    load_tokenizer,
+    max_length,
+    origin,
+    parameters,
+    save_tokenizer,
+    save_weights,
+)
+from vllm_factory.prep.detect import GLINER_CONFIG, TEXT_ENCODER, Encoder, encoder_type, hub_encoder_config
 from vllm_factory.prep.output import write_json
 from vllm_factory.prep.source import Source
 from vllm_factory.prep.weights import check_fit, read_tensors, rename
@@ -41,16 +50,11 @@ IGNORED = (
     r"cross_fuser\..*",  # built for post_fusion_schema, called by training code of other architectures only
     r".*\.embeddings\.position_ids",  # a buffer that older versions of transformers saved
 )
-#: Tokens (labels and text) of one prompt when positions are relative, so that nothing else bounds them.
-#: Larger inputs are windowed. ``--max-model-len`` changes it.
-MAX_TOKENS = 4096
 #: Keys of gliner_config.json that change what inference computes and that no code here covers.
 UNSUPPORTED = {
     "span_encoder_config": "a context encoder in front of the span head",
     "precomputed_prompts_mode": "compressed prompts with fixed labels",
 }
-
-Tensors = dict[str, torch.Tensor]
 
 
 class EncoderPrep:
@@ -61,8 +65,16 @@ class EncoderPrep:
         embeddings: Name of the word embeddings among the prepared weights.
         keys: Keys of the encoder's configuration to keep; ``None`` for all.
         unsupported: Keys of gliner_config.json that this encoder cannot honour, and what they mean.
+        prefixes: Name prefixes in the library's state dict, and in ours.
+        ignored: Patterns of tensors that the library saves and its inference does not read.
+        overrides: What inference does whatever gliner_config.json says.
+        markers: Whether labels stand in the prompt, each behind a marker token.
     """
 
+    prefixes: Mapping[str, str] = PREFIXES
+    ignored: tuple[str, ...] = IGNORED
+    overrides: Mapping[str, Any] = {}
+    markers: bool = True
     spec: PluginSpec
     embeddings: str
     keys: frozenset[str] | None = None
@@ -90,6 +102,14 @@ class EncoderPrep:
             CheckpointError: They are of a kind that the plugin does not serve.
         """
 
+    def extend(self, source: Source, values: dict[str, Any], tensors: Tensors, output: Path) -> dict[str, Any]:
+        """More for the ``factory`` part of ``config.json``, and more files in ``output``.
+
+        Raises:
+            PrepError: The checkpoint is incomplete, damaged, or of a kind that is not supported.
+        """
+        return {}
+
 
 def prepare_gliner(source: Source, output: Path, encoder: EncoderPrep) -> dict[str, str]:
     """Write the prepared checkpoint into ``output``.
@@ -104,45 +124,41 @@ def prepare_gliner(source: Source, output: Path, encoder: EncoderPrep) -> dict[s
     for key, what in {**UNSUPPORTED, **encoder.unsupported}.items():
         if values.get(key):
             raise PrepError(f"{source.name}: {key} is set ({what}), which this plugin does not serve")
+    values |= encoder.overrides
     tokenizer = _load_tokenizer(source, values)
-    _add_markers(tokenizer, values)
-    tensors, unknown = rename(read_tensors(source), PREFIXES, IGNORED)
-    config = _encoder_config(source, values)
+    if encoder.markers:
+        _add_markers(tokenizer, values)
+    tensors, unknown = rename(read_tensors(source), encoder.prefixes, encoder.ignored)
+    config = encoder_config(source, values)
     try:
         encoder.adapt(config, tensors)
-        config.vocab_size = _vocabulary(tensors, encoder.embeddings, len(tokenizer))
+        config.vocab_size = vocabulary(tensors, encoder.embeddings, len(tokenizer))
         factory = _factory(source, encoder, config, values, tokenizer)
+        factory |= encoder.extend(source, values, tensors, output)
         with torch.device("meta"):
             network = encoder.network(factory)
     except CheckpointError as error:
         raise PrepError(f"{source.name}: {error}") from error
     check_fit(source, network, tensors, unknown)
-    _save_tokenizer(tokenizer, output)
-    save_file({name: t.contiguous().clone() for name, t in tensors.items()}, output / "model.safetensors")
-    dtype = str(tensors[encoder.embeddings].dtype).removeprefix("torch.")
+    save_tokenizer(tokenizer, output)
+    save_weights(tensors, output)
+    dtype = dtype_name(tensors[encoder.embeddings])
     write_json(output / "config.json", _hf_config(encoder, config, factory, dtype))
     head = factory["head"]
     return {
         "plugin": encoder.spec.name,
         "head": f"{head['span_mode']}, width {head['max_width']}, {head['num_rnn_layers']} LSTM layers",
         "encoder": f"{config.num_hidden_layers} layers of {config.hidden_size}",
-        "parameters": f"{sum(t.numel() for t in tensors.values()) / 1e6:.1f} million, {dtype}",
+        "parameters": parameters(tensors, dtype),
         "words": f"{head['max_len']} a window, split by {head['words_splitter_type']!r}",
     }
 
 
 def _load_tokenizer(source: Source, values: dict[str, Any]) -> Any:
-    from transformers import AutoTokenizer
-
     local = source.has("tokenizer_config.json")
-    name = str(source.path) if local else values.get("model_name")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # transformers lets errors of many libraries through
-        where = "its tokenizer files" if local else f"the tokenizer of {shown(name)}, which it only names,"
-        raise PrepError(f"{source.name}: {where} cannot be loaded: {str(error).splitlines()[0]}") from error
-    if not tokenizer.is_fast:
-        raise PrepError(f"{source.name}: {type(tokenizer).__name__} has no fast version, which word offsets need")
+    name = source.path if local else values.get("model_name")
+    what = "its tokenizer files" if local else f"the tokenizer of {shown(name)}, which it only names,"
+    tokenizer = load_tokenizer(source, name or "", what)
     # The library asks for begin and end tokens where the tokenizer defines them, and only there.
     for token in ("bos", "eos"):
         if hasattr(tokenizer, f"add_{token}_token") and getattr(tokenizer, f"{token}_token_id") is not None:
@@ -163,33 +179,31 @@ def _add_markers(tokenizer: Any, values: dict[str, Any]) -> None:
         )
 
 
-def _encoder_config(source: Source, values: dict[str, Any]) -> Any:
-    """The encoder's full configuration: the saved one lists only what differs from transformers' defaults."""
+def encoder_config(source: Source, values: dict[str, Any], encoder: Encoder = TEXT_ENCODER) -> Any:
+    """An encoder's full configuration: the saved one lists only what differs from transformers' defaults."""
     from transformers import AutoConfig
 
-    saved = values.get("encoder_config")
+    saved = values.get(encoder.config_key)
     if not isinstance(saved, dict):
-        saved = hub_encoder_config(source, values)
+        saved = hub_encoder_config(source, values, encoder)
     try:
-        return AutoConfig.for_model(**{**saved, "model_type": encoder_type(source, values)})
+        return AutoConfig.for_model(**{**saved, "model_type": encoder_type(source, values, encoder)})
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise PrepError(f"{source.name}: encoder_config: {' '.join(str(error).split())}") from error
+        raise PrepError(f"{source.name}: {encoder.config_key}: {' '.join(str(error).split())}") from error
 
 
-def _vocabulary(tensors: Tensors, embeddings: str, tokenizer_size: int) -> int:
+def vocabulary(tensors: Tensors, embeddings: str, tokenizer_size: int) -> int:
+    """Rows of the word embeddings.
+
+    Raises:
+        CheckpointError: They are not there, or fewer than the tokenizer's tokens.
+    """
     if embeddings not in tensors:
         raise CheckpointError(f"the weights hold no {embeddings.removeprefix('backbone.')} of the encoder")
     rows = tensors[embeddings].shape[0]
     if tokenizer_size > rows:
         raise CheckpointError(f"the tokenizer knows {tokenizer_size} tokens, the embeddings {rows}")
     return rows
-
-
-def _save_tokenizer(tokenizer: Any, output: Path) -> None:
-    # Whoever loads the directory must not be cut short by the tokenizer: we cut ourselves, at word boundaries.
-    tokenizer.model_max_length, limit = 10**9, tokenizer.model_max_length
-    tokenizer.save_pretrained(output)
-    tokenizer.model_max_length = limit
 
 
 def _factory(
@@ -199,11 +213,9 @@ def _factory(
     head = GlinerConfig.from_dict(values)
     backbone = config.to_dict()
     return {
-        "plugin": encoder.spec.name,
-        "prepared_by": f"vllm-factory {__version__}",
-        "prepared_from": Path(source.name).name if Path(source.name).is_dir() else source.name,
+        **origin(encoder.spec, source),
         # Where the library's own tokenizer call cuts; "truncation": "truncate" cuts there too.
-        "tokenizer_max_length": min(tokenizer.model_max_length, 10**9),
+        "tokenizer_max_length": max_length(tokenizer),
         "backbone": {key: backbone[key] for key in sorted(backbone) if encoder.keys is None or key in encoder.keys},
         "head": asdict(head),
     }

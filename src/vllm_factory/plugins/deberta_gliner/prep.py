@@ -11,7 +11,8 @@ from torch import nn
 
 from vllm_factory.models.deberta_v2 import DebertaConfig
 from vllm_factory.plugins.deberta_gliner.network import DebertaGlinerNetwork
-from vllm_factory.prep.gliner import MAX_TOKENS, EncoderPrep, Tensors, prepare_gliner
+from vllm_factory.prep.common import MAX_TOKENS, Tensors, drop_unused_positions
+from vllm_factory.prep.gliner import EncoderPrep, prepare_gliner
 from vllm_factory.prep.source import Source
 from vllm_factory.registry import plugin
 
@@ -30,8 +31,7 @@ class DebertaPrep(EncoderPrep):
         return int(config.max_position_embeddings) if config.position_biased_input else MAX_TOKENS
 
     def adapt(self, config: Any, tensors: Tensors) -> None:
-        if not config.position_biased_input:
-            tensors.pop("backbone.embeddings.position_embeddings.weight", None)  # saved by some, used by none
+        drop_unused_positions(tensors, "backbone.", config.position_biased_input)
 
 
 def prepare(source: Source, output: Path) -> dict[str, str]:

@@ -10,14 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from vllm_factory import __version__
 from vllm_factory.errors import CheckpointError, PrepError, shown
 from vllm_factory.models.deberta_v2 import DebertaConfig
 from vllm_factory.plugins.deberta_gliner2.config import DebertaGliner2Config
 from vllm_factory.plugins.deberta_gliner2.network import DebertaGliner2Network
 from vllm_factory.poolers.gliner2_config import Gliner2Config
+from vllm_factory.prep.common import (
+    MAX_TOKENS,
+    drop_unused_positions,
+    dtype_name,
+    load_tokenizer,
+    origin,
+    parameters,
+    save_tokenizer,
+    save_weights,
+)
 from vllm_factory.prep.detect import gliner2_encoder_config
 from vllm_factory.prep.output import write_json
 from vllm_factory.prep.source import Source
@@ -48,9 +56,6 @@ MARKERS = (
     "[OUTPUT]",
     "[DESCRIPTION]",
 )
-#: Tokens (schema and text) of one prompt when positions are relative, so that nothing else bounds them.
-#: Larger inputs are read in chunks. ``--max-model-len`` changes it.
-MAX_TOKENS = 4096
 
 
 def prepare(source: Source, output: Path) -> dict[str, str]:
@@ -63,43 +68,26 @@ def prepare(source: Source, output: Path) -> dict[str, str]:
         PrepError: The checkpoint is incomplete, damaged, or of a kind that is not supported.
     """
     values = source.json("config.json")
-    tokenizer = _load_tokenizer(source)
+    tokenizer = load_tokenizer(source, source.path, "its tokenizer files")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS)})
     tensors, unknown = rename(read_tensors(source), PREFIXES, IGNORED)
     backbone = _backbone_values(source)
     backbone["vocab_size"] = _vocabulary(source, tensors, len(tokenizer))
     config = _configs(source, backbone, values)
-    if not config.encoder.position_biased_input:
-        tensors.pop("backbone.embeddings.position_embeddings.weight", None)  # saved by some, used by none
+    drop_unused_positions(tensors, "backbone.", config.encoder.position_biased_input)
     with torch.device("meta"):
         network = DebertaGliner2Network(config)
     check_fit(source, network, tensors, unknown)
-    # Whoever loads the directory must not be cut short by the tokenizer: long texts are read in chunks.
-    tokenizer.model_max_length = 10**9
-    tokenizer.save_pretrained(output)
-    save_file({name: t.contiguous().clone() for name, t in tensors.items()}, output / "model.safetensors")
-    dtype = str(tensors[EMBEDDINGS].dtype).removeprefix("torch.")
+    save_tokenizer(tokenizer, output)
+    save_weights(tensors, output)
+    dtype = dtype_name(tensors[EMBEDDINGS])
     write_json(output / "config.json", _hf_config(source, config, backbone, dtype))
     return {
         "plugin": "deberta_gliner2",
         "head": f"{config.head.counting_layer}, spans of up to {config.head.max_width} words",
         "encoder": f"{config.encoder.num_hidden_layers} layers of {config.encoder.hidden_size}",
-        "parameters": f"{sum(t.numel() for t in tensors.values()) / 1e6:.1f} million, {dtype}",
+        "parameters": parameters(tensors, dtype),
     }
-
-
-def _load_tokenizer(source: Source) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(source.path))
-    except Exception as error:  # transformers lets errors of many libraries through
-        raise PrepError(
-            f"{source.name}: its tokenizer files cannot be loaded: {str(error).splitlines()[0]}"
-        ) from error
-    if not tokenizer.is_fast:
-        raise PrepError(f"{source.name}: {type(tokenizer).__name__} has no fast version, which prompts need")
-    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS)})
-    return tokenizer
 
 
 def _backbone_values(source: Source) -> dict[str, Any]:
@@ -149,9 +137,7 @@ def _hf_config(
         ),
         "is_causal": False,
         "factory": {
-            "plugin": spec.name,
-            "prepared_by": f"vllm-factory {__version__}",
-            "prepared_from": Path(source.name).name if Path(source.name).is_dir() else source.name,
+            **origin(spec, source),
             "backbone": {
                 key: backbone[key] for key in sorted(type(encoder).__dataclass_fields__) if key in backbone
             },

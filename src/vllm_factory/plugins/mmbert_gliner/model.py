@@ -65,6 +65,5 @@ class MmbertGlinerModel(nn.Module):
                 head.append((name, tensor))
         loaded = {f"backbone.{name}" for name in load_model_of_vllm_strictly(self.backbone, backbone)}
         loaded |= load_weights_strictly(self.head.named_parameters(prefix="head"), head)
-        if self.head.rnn is not None:
-            self.head.rnn.flatten_parameters()
+        self.head.prepare()
         return loaded

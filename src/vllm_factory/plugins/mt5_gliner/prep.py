@@ -13,7 +13,8 @@ from torch import nn
 from vllm_factory.errors import CheckpointError
 from vllm_factory.models.t5_encoder import T5EncoderConfig
 from vllm_factory.plugins.mt5_gliner.network import Mt5GlinerNetwork
-from vllm_factory.prep.gliner import EncoderPrep, Tensors, prepare_gliner
+from vllm_factory.prep.common import Tensors
+from vllm_factory.prep.gliner import EncoderPrep, prepare_gliner
 from vllm_factory.prep.source import Source
 from vllm_factory.registry import plugin
 
