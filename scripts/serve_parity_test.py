@@ -108,11 +108,44 @@ def deberta_gliner(directory: Path) -> Iterator[Case]:
 
 
 def mmbert_gliner(directory: Path) -> Iterator[Case]:
-    """A span and a token-level checkpoint."""
+    """A span checkpoint."""
     modernbert = {"family": "modernbert", "hidden": 64}
-    span = {"name": "mmbert-span", **modernbert, "tokenizer": "bpe", "seed": 60}
+    return gliner(directory, {"name": "mmbert-span", **modernbert, "tokenizer": "bpe", "seed": 60})
+
+
+def linking(directory: Path, layer: int, recipe: dict[str, Any]) -> Iterator[Case]:
+    """Entity recognition, and what glinker's layer of that number makes of the same checkpoint."""
+    made, reference_of = import_module("checkpoints"), import_module("linking")
+    yield from gliner(directory, recipe)
+    candidates = reference_of.CANDIDATES[:-1]  # The last one holds a marker of some models.
+    modes: list[Data] = [{"threshold": 0.3}, {"threshold": 0.2, "flat_ner": False}]
+    common = {"candidate_labels": candidates, "template": reference_of.TEMPLATE}
+    requests = [{"text": text, **common, **mode} for text, mode in itertools.product(made.TEXTS, modes)]
+
+    def reference(data: Data) -> Any:
+        mode = {key: data[key] for key in data if key in ("threshold", "flat_ner")}
+        linker = reference_of.layer(directory / recipe["name"], layer, **mode)
+        (found,) = linker(texts=[data["text"]], candidates=[reference_of.records(candidates)]).entities
+        return reference_of.written(found)
+
+    def scores(answer: Entities) -> Scores:
+        linked = answer and "entity_id" in answer[0]
+        return _entity_scores(reference_of.by_template(answer) if linked else answer)
+
+    yield Case(f"{recipe['name']}, linking", directory / recipe["name"], requests, reference, scores)
+
+
+def modernbert_gliner_rerank(directory: Path) -> Iterator[Case]:
+    """A token-level checkpoint."""
     token = {"encoder": {"vocab_size": 700}, "tokenizer": "gemma", "head": TOKEN_LEVEL, "seed": 61}
-    return gliner(directory, span, {"name": "mmbert-token", **modernbert, **token})
+    return linking(directory, 4, {"name": "mmbert-token", "family": "modernbert", "hidden": 64, **token})
+
+
+def deberta_gliner_linker(directory: Path) -> Iterator[Case]:
+    """A span and a token-level checkpoint."""
+    yield from linking(directory, 3, {"name": "linker-span", "labels": {}, "seed": 70})
+    token = {"head": TOKEN_LEVEL, "labels": {"hidden_size": 24}, "seed": 71}
+    yield from linking(directory, 3, {"name": "linker-token", **token})
 
 
 def mt5_gliner(directory: Path) -> Iterator[Case]:
@@ -168,6 +201,8 @@ CASES: dict[str, Callable[[Path], Iterator[Case]]] = {
     "deberta_gliner": deberta_gliner,
     "mmbert_gliner": mmbert_gliner,
     "mt5_gliner": mt5_gliner,
+    "modernbert_gliner_rerank": modernbert_gliner_rerank,
+    "deberta_gliner_linker": deberta_gliner_linker,
     "deberta_gliner2": deberta_gliner2,
 }
 

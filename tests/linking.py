@@ -60,3 +60,14 @@ def layer(path: Path, number: int, **options: Any) -> Any:
     result = processor(component.config, component)
     result.schema = {"template": TEMPLATE}
     return result
+
+
+def written(found: Any) -> list[dict[str, Any]]:
+    """glinker's entities as ours; a label is a candidate as it was written for the model."""
+    return [{"text": e.text, "label": e.label, "score": e.score, "start": e.start, "end": e.end} for e in found]
+
+
+def by_template(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Our entities, each with its candidate as it was written for the model."""
+    texts = {c["entity_id"]: f"{c['label']}: {c.get('description', '')}" for c in CANDIDATES}
+    return [{**e, "label": texts[e["entity_id"]]} for e in entities]

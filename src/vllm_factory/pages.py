@@ -48,9 +48,17 @@ def page(spec: PluginSpec) -> str:
 
 def _fields(model: type[BaseModel]) -> list[str]:
     schema = model.model_json_schema()
+    rows = _table(schema)
+    for name, inner in schema.get("$defs", {}).items():
+        rows += ["", f"### `{name}`", "", str(inner.get("description", "")), "", *_table(inner)]
+    return rows
+
+
+def _table(schema: dict[str, Any]) -> list[str]:
+    """An object's fields, those that are required first."""
     required = set(schema.get("required", ()))
     rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
-    for name, field in schema["properties"].items():
+    for name, field in sorted(schema["properties"].items(), key=lambda item: item[0] not in required):
         default = "required" if name in required else f"`{json.dumps(field.get('default'))}`"
         rows.append(f"| `{name}` | {_type(field)} | {default} | {field.get('description', '')} |")
     return rows
@@ -59,12 +67,23 @@ def _fields(model: type[BaseModel]) -> list[str]:
 def _type(field: dict[str, Any]) -> str:
     """A JSON schema's type in words."""
     if "anyOf" in field:
-        return ", or ".join(map(_type, field["anyOf"]))
+        return ", or ".join(_type(branch) for branch in field["anyOf"] if branch.get("type") != "null")
+    if "$ref" in field:
+        return f"`{field['$ref'].rpartition('/')[2]}` object"
     if "enum" in field:
         return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
     kind = str(field.get("type", "anything"))
     if kind == "array":
-        return f"list of {_type(field.get('items', {}))}s"
+        items = field.get("items", {})
+        return f"list of {_plural(items)}"
     if kind == "object" and isinstance(field.get("additionalProperties"), dict):
-        return f"object of {_type(field['additionalProperties'])}s"
+        return f"object of {_plural(field['additionalProperties'])}"
     return kind
+
+
+def _plural(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(map(_plural, field["anyOf"]))
+    if field.get("type") == "array":
+        return f"lists of {_plural(field.get('items', {}))}"
+    return f"{_type(field)}s" if field else "values"

@@ -14,13 +14,14 @@ import pytest
 from checkpoints import LABELS, TEXTS
 from conftest import Library, each
 from harness import BATCH_TOLERANCE, answer_together, assert_same_entities, prepared_pipeline
+from linking import CANDIDATES, TEMPLATE, by_template, layer, records, written
 
 pytestmark = pytest.mark.engine
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
 from vllm import LLM, PoolingParams  # noqa: E402
 
-from vllm_factory.io.gliner import GlinerPipeline  # noqa: E402
+from vllm_factory.io.link_pipeline import LinkPipeline  # noqa: E402
 from vllm_factory.io.pipeline import Prompt  # noqa: E402
 from vllm_factory.pooling import transport  # noqa: E402
 from vllm_factory.pooling.protocol import Status  # noqa: E402
@@ -45,7 +46,10 @@ def ask(llm: LLM, **data: Any) -> Any:
     return output[0].outputs
 
 
-NAMES = ["span-v3", "token-v2", "span-v2-conv", "mt5-span", "mt5-token", "mmbert-span", "mmbert-token"]
+NAMES = [
+    *("span-v3", "token-v2", "span-v2-conv", "mt5-span", "mt5-token", "mmbert-span", "mmbert-token"),
+    *("linker-span", "linker-token"),
+]
 
 
 @pytest.mark.parametrize("name", each(NAMES))
@@ -60,7 +64,9 @@ def test_equals_the_library_through_the_engine(name: str, library: Library) -> N
             for one, expected in zip(got, want, strict=True):
                 assert_same_entities(one, expected)
         _neighbours_change_nothing(llm, library.prepared(name))
-        _nothing_hurts_the_engine(llm)
+        _nothing_hurts_the_engine(llm, prepared_pipeline(library.prepared(name)).blob_kind)
+        if name in LINKING:
+            _links_as_glinker_does(llm, library.saved(name), LINKING[name])
         assert_same_entities(ask(llm, text=TEXTS[0], labels=LABELS, threshold=0.3), want[0])
 
 
@@ -73,15 +79,23 @@ def _neighbours_change_nothing(llm: LLM, path: Path) -> None:
         for i, text in enumerate(texts)
     ]
 
+    pipeline = prepared_pipeline(path)
+
     def run(prompts: list[Prompt]) -> list[tuple[np.ndarray, ...]]:
-        kind, task = GlinerPipeline.blob_kind, GlinerPipeline.task
+        kind, task = pipeline.blob_kind, pipeline.task
         blobs = [transport.pack(kind, index, prompt.arrays) for index, prompt in enumerate(prompts)]
         params = [PoolingParams(task=task, extra_kwargs={transport.EXTRA_KWARG: blob}) for blob in blobs]
         tokens = [{"prompt_token_ids": prompt.token_ids} for prompt in prompts]
         outputs = llm.encode(tokens, params, pooling_task=task, use_tqdm=False)
         return [transport.unpack(output.outputs.data.numpy().tobytes()).arrays for output in outputs]
 
-    together = answer_together(prepared_pipeline(path), requests, run)
+    if isinstance(pipeline, LinkPipeline):
+        requests += [
+            {"text": TEXTS[0], "candidate_labels": CANDIDATES[:-1], "threshold": 0.2},
+            {"text": TEXTS[0], "labels": LABELS, "candidate_labels": CANDIDATES[:5], "threshold": 0.2},
+            {"text": TEXTS[1], "candidate_labels": LABELS, "mentions": [{"start": 4, "end": 20}], "threshold": 0},
+        ]
+    together = answer_together(pipeline, requests, run)
     for data, got in zip(requests, together, strict=True):
         want = ask(llm, **data)
         pairs = [(got, want)] if isinstance(data["text"], str) else list(zip(got, want, strict=True))
@@ -89,7 +103,22 @@ def _neighbours_change_nothing(llm: LLM, path: Path) -> None:
             assert_same_entities(one_got, one_want, tolerance=BATCH_TOLERANCE)
 
 
-def _nothing_hurts_the_engine(llm: LLM) -> None:
+#: Checkpoints that link, and the layer of glinker's that they are.
+LINKING = {"linker-span": 3, "linker-token": 3, "mmbert-token": 4}
+
+
+def _links_as_glinker_does(llm: LLM, saved: Path, number: int) -> None:
+    candidates = CANDIDATES[:-1]  # The last one holds a marker of the reranker.
+    options = {"threshold": 0.2} | ({"max_labels": 4} if number == 4 else {})
+    reference = layer(saved, number, **options)
+    want = reference(texts=TEXTS[:4], candidates=[records(candidates)] * 4).entities
+    assert sum(map(len, want)) > 3
+    got = ask(llm, text=TEXTS[:4], candidate_labels=candidates, template=TEMPLATE, **options)
+    for one, expected in zip(got, want, strict=True):
+        assert_same_entities(by_template(one), written(expected))
+
+
+def _nothing_hurts_the_engine(llm: LLM, kind: int) -> None:
     """vLLM's own requests and hostile blobs get an answer each, and so does everyone after them."""
     plain = llm.encode(["hello world", "x"], pooling_task="token_classify", use_tqdm=False)
     assert [output.outputs.data.tolist() for output in plain] == [[0.0], [0.0]]
@@ -97,9 +126,9 @@ def _nothing_hurts_the_engine(llm: LLM) -> None:
     hostile = [
         b"",
         b"VF" + b"\xff" * 30,
-        transport.pack(1, 0, []),
-        transport.pack(1, 0, arrays),
-        transport.pack(1, 0, [np.array([np.nan], np.float32), *arrays[2:], arrays[2]]),
+        transport.pack(kind, 0, []),
+        transport.pack(kind, 0, arrays),
+        transport.pack(kind, 0, [np.array([np.nan], np.float32), *arrays[2:], arrays[2]]),
         transport.pack(9, 0, arrays),
         "a string",
         None,

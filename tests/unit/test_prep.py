@@ -71,7 +71,14 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     ),
     "damaged weights": (write("model.safetensors", "nonsense"), "the weights cannot be read"),
     "damaged tokenizer": (write("tokenizer.json", "{}"), "tokenizer files cannot be loaded"),
-    "bi-encoder": (change_config(labels_encoder="x"), "bi-encoder model (labels_encoder is set)"),
+    "bi-encoder": (
+        change_config(labels_encoder="x", labels_encoder_config={"model_type": "bert"}),
+        "a GLiNER bi-encoder, 'deberta-v2' for texts and 'bert' for labels; served are",
+    ),
+    "bi-encoder that names its labels' encoder": (
+        change_config(labels_encoder="x", labels_encoder_config=...),
+        "gliner_config.json only names its encoder, 'x'",
+    ),
     "label decoder": (change_config(labels_decoder="x"), "generative label decoder"),
     "relations": (change_config(relations_layer="x"), "relation extraction model"),
     "streaming": (change_config(model_type="gliner_streaming_span"), "streaming model"),

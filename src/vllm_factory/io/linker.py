@@ -64,11 +64,18 @@ class LinkerPipeline(LinkPipeline):
     def passes(self, request: LinkRequest, candidates: Sequence[str]) -> list[Pass]:
         """See :class:`~vllm_factory.io.link_pipeline.LinkPipeline`."""
         types = request.label_prompts
+        if types and candidates and self.config.represent_spans:
+            # There, every label is scored on the spans that any label begins and ends: types and candidates
+            # would find spans for each other, as they do not in two calls of the library.
+            return [
+                Pass(self._packed(tuple(types), ()), len(types)),
+                Pass(self._packed((), tuple(candidates)), 0),
+            ]
         return [Pass(self._packed(tuple(types), tuple(candidates)), len(types))]
 
     def check_prompts(self, passes: Sequence[Pass], prompts: Sequence[Prompt]) -> None:
         """See :class:`~vllm_factory.io.link_pipeline.LinkPipeline`."""
-        tokens = passes[0].labels.arrays[1].size
+        tokens = max(each.labels.arrays[1].size for each in passes)
         if tokens * len(prompts) > MAX_CARRIED_TOKENS:
             raise RequestError(
                 "text",

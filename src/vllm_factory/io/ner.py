@@ -32,7 +32,11 @@ def finite_number(value: Any) -> Any:
 _ACCEPTED = {
     "text": "expected a string or a list of strings",
     "labels": "expected a list of strings, or an object from label to description",
+    "candidate_labels": "expected a list of strings or objects, or an object from label to description",
+    "mentions": "expected a list of objects with start and end; for a list of texts, a list of such lists",
 }
+#: Objects inside requests, by which pydantic names the branches of a union.
+_MODELS = ("Candidate", "Mention")
 _MESSAGES = {
     "extra_forbidden": "unknown field; known are {fields}",
     "missing": "the field is required",
@@ -151,7 +155,7 @@ def _path(location: Sequence[Any]) -> list[Any]:
         part
         for part in location
         if isinstance(part, int)
-        or not (part.startswith(("list[", "dict[", "constrained-")) or part in ("str", "[key]"))
+        or not (part.startswith(("list[", "dict[", "constrained-")) or part in ("str", "[key]", *_MODELS))
     ]
 
 
