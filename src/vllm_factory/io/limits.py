@@ -16,11 +16,13 @@ class Limits:
         max_chars: Characters of all texts together (``VLLM_FACTORY_MAX_CHARS``).
         max_texts: Texts (``VLLM_FACTORY_MAX_TEXTS``).
         max_labels: Labels (``VLLM_FACTORY_MAX_LABELS``).
+        max_similarities: Numbers in the similarity matrices of one response (``VLLM_FACTORY_MAX_SIMILARITIES``).
     """
 
     max_chars: int = 1_000_000
     max_texts: int = 1_024
     max_labels: int = 4_096
+    max_similarities: int = 1_000_000
 
     @classmethod
     def from_environment(cls) -> Limits:
@@ -30,7 +32,7 @@ class Limits:
             UnsupportedError: A variable is no positive integer.
         """
         given = {}
-        for name in ("max_chars", "max_texts", "max_labels"):
+        for name in ("max_chars", "max_texts", "max_labels", "max_similarities"):
             variable = f"VLLM_FACTORY_{name.upper()}"
             value = os.environ.get(variable)
             if value is None:
