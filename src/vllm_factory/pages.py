@@ -30,6 +30,7 @@ def page(spec: PluginSpec) -> str:
             "",
             *_sections(spec),
             "A field that is not listed, or a value of another type, is HTTP 400 with the field's name.",
+            *([f"What requests and answers mean: `{spec.guide}`."] if spec.guide else []),
             "",
             "## For vLLM",
             "",

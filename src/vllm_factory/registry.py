@@ -32,6 +32,7 @@ class PluginSpec:
             the layout as :func:`vllm_factory.published.layout` tells it and the ``model_type`` of ``config.json``.
         longest_prompt: ``module:function`` from a :class:`~vllm_factory.published.Published` to the tokens of the
             longest prompt that its files ask for, where vLLM would read another number out of them.
+        guide: A page of the documentation about what requests and answers of the plugin's family mean, or ``""``.
         other_requests: Further request models, ``module:class``, that ``data`` may follow.
         pooling_task: The native pooling task that the model's pooler advertises.
         example_model: A published checkpoint that the plugin serves.
@@ -52,6 +53,7 @@ class PluginSpec:
     encoders: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
     longest_prompt: str | None = None
+    guide: str = ""
     other_requests: tuple[str, ...] = ()
     pooling_task: str
     example_model: str
@@ -166,6 +168,7 @@ PLUGINS: tuple[PluginSpec, ...] = (
         prep=None,
         published=("colbert:modernbert",),
         longest_prompt="vllm_factory.io.colbert:longest_prompt",
+        guide="docs/retrieval.md",
         other_requests=("vllm_factory.io.retrieval:RankRequest",),
         pooling_task="token_embed",
         example_model="VAGOsolutions/SauerkrautLM-Multi-Reason-ModernColBERT",

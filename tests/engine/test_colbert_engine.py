@@ -12,6 +12,9 @@ from test_engine import engine
 
 from retrieval_harness import Golden, ask, assert_same_vectors, decoded, request, vectors
 from vllm_factory.io.colbert import ColbertPipeline
+from vllm_factory.io.limits import Limits
+from vllm_factory.poolers import multivector
+from vllm_factory.poolers.multivector import maxsim
 from vllm_factory.pooling import transport
 from vllm_factory.pooling.protocol import Status
 
@@ -46,7 +49,7 @@ def test_neighbours_change_nothing(served: tuple[Golden, Any]) -> None:
     golden, llm = served
     draw = random.Random(0)
     cases = [draw.choice(golden.cases(pool_factor=1)) for _ in range(64)]
-    pipeline = ColbertPipeline.read(str(golden.path), None, llm.llm_engine.model_config.max_model_len, limits())
+    pipeline = ColbertPipeline.read(str(golden.path), None, llm.llm_engine.model_config.max_model_len, Limits())
     prompts = [pipeline.encode(pipeline.parse(request(case))).prompts[0] for case in cases]
     blobs = [transport.pack(pipeline.blob_kind, i, prompt.arrays) for i, prompt in enumerate(prompts)]
     outputs = llm.encode(
@@ -60,12 +63,6 @@ def test_neighbours_change_nothing(served: tuple[Golden, Any]) -> None:
         assert Status(blob.status) is Status.OK
         got = blob.arrays[1].reshape(blob.arrays[0].tolist())
         np.testing.assert_allclose(got, vectors(ask(llm, **request(case)))[0], atol=BATCH_TOLERANCE, rtol=0)
-
-
-def limits() -> Any:
-    from vllm_factory.io.limits import Limits
-
-    return Limits()
 
 
 def test_scores_equal_the_library_s(served: tuple[Golden, Any]) -> None:
@@ -82,11 +79,20 @@ def test_scores_are_the_same_where_the_query_is_not(served: tuple[Golden, Any], 
     golden, llm = served
     meta = golden.meta()
     pooler = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.model_runner.model.pooler.pooler
+    scored: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        scored.append(len(arguments[0]))
+        return maxsim(*arguments)
+
+    monkeypatch.setattr(multivector, "maxsim", counted)
     want = ask(llm, query=meta["queries"][0], documents=meta["documents"])["results"]
+    assert sum(scored) == len(meta["documents"]), "all of them beside the model"
     monkeypatch.setattr(pooler.queries, "numbers", 0)
     got = ask(llm, query=meta["queries"][0], documents=meta["documents"])["results"]
     assert [r["index"] for r in got] == [r["index"] for r in want]
     np.testing.assert_allclose([r["score"] for r in got], [r["score"] for r in want], rtol=1e-5)
+    assert sum(scored) == len(meta["documents"]), "none of them, this time"
 
 
 def test_similarities_add_up_to_the_score(served: tuple[Golden, Any]) -> None:
@@ -106,11 +112,12 @@ def test_nothing_hurts_the_engine(served: tuple[Golden, Any]) -> None:
     """vLLM's own requests carry no blob; a blob may be anything; the next good request is answered."""
     golden, llm = served
     kind = ColbertPipeline.blob_kind
-    role = np.array([0, 0], np.int64)
+    role = np.array([0, 0, 3], np.int64)
     bad = [
         b"",
         transport.pack(kind + 1, 0, (role, np.empty(0, np.int32))),
-        transport.pack(kind, 0, (np.array([9, 0], np.int64), np.empty(0, np.int32))),
+        transport.pack(kind, 0, (np.array([9, 0, 3], np.int64), np.empty(0, np.int32))),
+        transport.pack(kind, 0, (np.array([0, 0, 4], np.int64), np.empty(0, np.int32))),
         transport.pack(kind, 0, (role, np.array([3], np.int32))),
         transport.pack(kind, 0, (role, np.array([1, 1], np.int32))),
     ]

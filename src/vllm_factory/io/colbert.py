@@ -342,7 +342,7 @@ class ColbertPipeline:
 
 
 def _prompt(tokens: Tokens, role: Role, key: int, skipped: np.ndarray) -> Prompt:
-    return Prompt(tokens.ids, (np.array([role, key], np.int64), skipped))
+    return Prompt(tokens.ids, (np.array([role, key, len(tokens.ids)], np.int64), skipped))
 
 
 def _score(query: np.ndarray, document: np.ndarray) -> float:

@@ -1,8 +1,9 @@
 """One vector a text: the pooling, dense and normalising modules of sentence-transformers. No vLLM import.
 
-The blob of a request holds one array, ``int32 [2]``: the number of dimensions to keep (0 for all), and how many
-tokens at the beginning are left out of the pooling (a prompt that the checkpoint does not want in it). A result
-holds ``int32 shape`` and ``float32 data``, as :mod:`vllm_factory.poolers.multivector` has them.
+The blob of a request holds one array, ``int32 [3]``: the number of dimensions to keep (0 for all), how many tokens
+the prompt was sent with, and how many tokens at the beginning are left out of the pooling (a prompt that the
+checkpoint does not want in it). A result holds ``int32 shape`` and ``float32 data``, as
+:mod:`vllm_factory.poolers.multivector` has them.
 
 Shape legend: T tokens, B requests, D width.
 """
@@ -148,9 +149,11 @@ class EmbeddingPooler(nn.Module):
 
     def parse(self, arrays: Sequence[np.ndarray], num_tokens: int) -> EmbeddingRequest:
         """See :class:`~vllm_factory.pooling.protocol.FactoryPooler`."""
-        if [a.dtype.str for a in arrays] != ["<i4"] or arrays[0].size != 2:
-            raise TransportError(f"arrays of dtype {[str(a.dtype) for a in arrays]}; expected int32 [2]")
-        dimensions, skip = arrays[0].tolist()
+        if [a.dtype.str for a in arrays] != ["<i4"] or arrays[0].size != 3:
+            raise TransportError(f"arrays of dtype {[str(a.dtype) for a in arrays]}; expected int32 [3]")
+        dimensions, sent, skip = arrays[0].tolist()
+        if sent != num_tokens:
+            raise TransportError(f"a prompt of {sent} tokens arrived with {num_tokens}")
         if not 0 <= dimensions <= self.out_features or not 0 <= skip < num_tokens:
             raise TransportError(
                 f"{dimensions} dimensions of {self.out_features}, {skip} tokens of {num_tokens} left out"

@@ -6,15 +6,16 @@ device; then only the score leaves.
 
 The blob of a request holds, in this order:
 
-0. ``int64 [2]``: its :class:`Role`, and the key under which query and documents of one request find each other;
+0. ``int64 [3]``: its :class:`Role`; the key under which query and documents of one request find each other; and
+   how many tokens the prompt was sent with, 0 where that is not known (images);
 1. ``int32 [S]``: tokens of the prompt that have no vector (the skip list), ascending.
 
 A result holds ``int32 shape`` and ``float32 data``: ``[n, d]`` and the rows one after the other; or an empty shape
 and one number, the score. A document whose query is not here (another engine, evicted, not computed yet) returns
 its vectors, and the io processor computes the same score from them: always right, mostly cheap.
 
-Shape legend: N kept rows of all requests, D their width, B documents of a group, L rows of a document, M of a
-    query.
+Shape legend: N kept rows of all requests, D their width, B documents of a group, L rows of a document, M rows of a
+query.
 """
 
 from __future__ import annotations
@@ -111,11 +112,13 @@ class MultiVectorPooler(nn.Module):
 
     def parse(self, arrays: Sequence[np.ndarray], num_tokens: int) -> MultiVectorRequest:
         """See :class:`~vllm_factory.pooling.protocol.FactoryPooler`."""
-        if [a.dtype.str for a in arrays] != ["<i8", "<i4"] or arrays[0].size != 2:
-            raise TransportError(f"arrays of dtype {[str(a.dtype) for a in arrays]}; expected int64 [2] and int32")
-        (role, key), skipped = arrays[0].tolist(), arrays[1]
+        if [a.dtype.str for a in arrays] != ["<i8", "<i4"] or arrays[0].size != 3:
+            raise TransportError(f"arrays of dtype {[str(a.dtype) for a in arrays]}; expected int64 [3] and int32")
+        (role, key, sent), skipped = arrays[0].tolist(), arrays[1]
         if role not in list(Role):
             raise TransportError(f"unknown role {role}")
+        if sent not in (0, num_tokens):
+            raise TransportError(f"a prompt of {sent} tokens arrived with {num_tokens}")
         if skipped.size and (skipped[0] < 0 or skipped[-1] >= num_tokens or (np.diff(skipped) <= 0).any()):
             raise TransportError(f"skipped tokens that are not ascending within the prompt's {num_tokens}")
         keep = np.ones(num_tokens, bool)

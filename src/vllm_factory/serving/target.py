@@ -118,11 +118,11 @@ def _prepared(source: Source, name: str, wanted: PluginSpec | None, note: str) -
 def _published(source: Source, name: str, wanted: PluginSpec | None) -> Target:
     config = source.json("config.json") if source.has("config.json") else {}
     spec = plugin_for_published(layout(source.path), str(config.get("model_type")))
-    if not (config.get("architectures") or spec) or (wanted is not None and wanted.prep is not None):
-        # Neither vLLM nor the plugin knows it: this raises, and says what it is.
-        detect(source)
     if spec is not None:
         _check_wanted(name, spec, wanted)
+    elif not config.get("architectures") or (wanted is not None and wanted.prep is not None):
+        # Neither vLLM nor the plugin knows it: this raises, and says what it is.
+        detect(source)
     spec = spec or wanted
     note = "" if spec else f"no plugin of vllm-factory serves {shown(name)}: vLLM gets it as it is"
     max_tokens = _longest_prompt(spec, source) if spec else None
