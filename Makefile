@@ -5,7 +5,8 @@
 #   ARGS="..."      further arguments for the command behind the target
 #   PYTHON=<exe>    the Python that `make install` builds .venv with
 #   EXTRAS=<list>   what `make install` installs; remembered. Without "cpu" (on a GPU machine:
-#                   make install EXTRAS=gliner,gliner2,glinker,dev) it installs $(VLLM) instead of vLLM's CPU build.
+#                   make install EXTRAS=gliner,gliner2,glinker,retrieval,dev) it installs $(VLLM) instead of vLLM's CPU
+#                   build.
 #   PY=<exe>        use the Python of another environment; nothing is installed then
 
 SHELL := bash
@@ -16,7 +17,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 VLLM ?= vllm>=0.19
 INSTALLED := $(VENV)/.installed
-DEFAULT_EXTRAS := cpu,gliner,gliner2,glinker,dev,bench
+DEFAULT_EXTRAS := cpu,gliner,gliner2,glinker,retrieval,dev,bench
 RECORDED_EXTRAS := $(shell cat $(INSTALLED) 2>/dev/null)
 EXTRAS ?= $(if $(RECORDED_EXTRAS),$(RECORDED_EXTRAS),$(DEFAULT_EXTRAS))
 

@@ -1,8 +1,9 @@
 """Are a real server's answers the reference library's?
 
-For every plugin: the library builds and saves a small checkpoint with random weights, ``vllm-factory-serve``
-prepares and serves it, and all answers over HTTP, requested at once so that the engine batches them, are
-compared with the library's: the same results, scores within 1e-4. Exit status 1 when one differs.
+For every plugin: the library builds and saves a small checkpoint with random weights (or did so, where it cannot
+live beside vLLM: ``scripts/make_reference.py``), ``vllm-factory-serve`` prepares and serves it, and all answers
+over HTTP, requested at once so that the engine batches them, are compared with the library's: the same results,
+scores within 1e-4. Exit status 1 when one differs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -178,6 +180,42 @@ def deberta_gliner2(directory: Path) -> Iterator[Case]:
         yield Case(layer, checkpoint, requests, reference, _leaf_scores)
 
 
+def golden(plugin: str, *names: str) -> Callable[[Path], Iterator[Case]]:
+    """Stored checkpoints and the library's stored vectors and scores (scripts/make_reference.py)."""
+    harness, vectors = import_module("retrieval_harness"), import_module("vllm_factory.io.vectors")
+
+    def cases(_: Path) -> Iterator[Case]:
+        for name in names:
+            stored = harness.Golden(plugin, name)
+            wanted: dict[str, Any] = {}
+            requests = []
+            for case in stored.meta()["cases"]:
+                item = vectors.vector_item(stored.arrays()[case["key"]], "float", "float32")
+                requests.append(harness.request(case))
+                wanted[json.dumps(requests[-1])] = {"embeddings": item, "usage": {}}
+            for query, scores in zip(
+                stored.meta().get("queries", ()), stored.arrays().get("scores", ()), strict=False
+            ):
+                results = [{"index": index, "score": float(score)} for index, score in enumerate(scores)]
+                requests.append({"query": query, "documents": stored.meta()["documents"]})
+                wanted[json.dumps(requests[-1])] = {"results": results, "query": {}, "usage": {}}
+
+            def reference(data: Data, wanted: dict[str, Any] = wanted) -> Any:
+                return wanted[json.dumps(data)]
+
+            yield Case(name, stored.path, requests, reference, _vector_scores)
+
+    return cases
+
+
+def _vector_scores(answer: Any) -> Scores:
+    """Every number of the vectors by its place, or every document's score."""
+    if "results" in answer:
+        return {("score", result["index"]): result["score"] for result in answer["results"]}
+    array = import_module("retrieval_harness").decoded(answer["embeddings"])
+    return {place: float(number) for place, number in np.ndenumerate(array)}
+
+
 def _entity_scores(answer: Entities) -> Scores:
     return {(each["start"], each["end"], each["label"], each["text"]): each["score"] for each in answer}
 
@@ -204,6 +242,7 @@ CASES: dict[str, Callable[[Path], Iterator[Case]]] = {
     "modernbert_gliner_rerank": modernbert_gliner_rerank,
     "deberta_gliner_linker": deberta_gliner_linker,
     "deberta_gliner2": deberta_gliner2,
+    "moderncolbert": golden("moderncolbert", "hidden", "attended", "unexpanded"),
 }
 
 

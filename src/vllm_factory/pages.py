@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,8 +16,6 @@ from vllm_factory.registry import PluginSpec
 
 def page(spec: PluginSpec) -> str:
     """The Markdown page of a plugin."""
-    module, _, name = spec.request_model.partition(":")
-    model: type[BaseModel] = getattr(import_module(module), name)
     request = json.dumps({"data": spec.demo_request}, indent=2, ensure_ascii=False)
     return "\n".join(
         [
@@ -30,20 +28,58 @@ def page(spec: PluginSpec) -> str:
             f"curl localhost:8000/pooling -H 'Content-Type: application/json' -d '{request}'",
             "```",
             "",
-            "## Fields of `data`",
-            "",
-            *_fields(model),
-            "",
+            *_sections(spec),
             "A field that is not listed, or a value of another type, is HTTP 400 with the field's name.",
+            *([f"What requests and answers mean: `{spec.guide}`."] if spec.guide else []),
             "",
             "## For vLLM",
             "",
             f"- io processor `{spec.io_name}`, architecture `{spec.architecture}`",
             f"- pooling task `{spec.pooling_task}`",
-            f"- {'checkpoints are prepared first' if spec.prep else 'checkpoints are served as published'}",
+            *_published(spec),
             "",
         ]
     )
+
+
+def _published(spec: PluginSpec) -> list[str]:
+    if spec.prep:
+        return ["- checkpoints are prepared first"]
+    overrides: dict[str, Any] = {"architectures": [spec.architecture]}
+    length = ""
+    if spec.longest_prompt:
+        overrides["model_max_length"] = 512
+        length = " --max-model-len 512"
+    return [
+        "- checkpoints are served as published; with vLLM's own command:",
+        "",
+        "```shell",
+        f"vllm serve {spec.example_model} --runner pooling --io-processor-plugin {spec.io_name} \\",
+        f"  --hf-overrides '{json.dumps(overrides)}'{length} --enforce-eager",
+        "```",
+        *(
+            [
+                "",
+                "The number is the tokens of the longest prompt that the checkpoint's files ask for;",
+                "`vllm-factory-serve --dry-run` shows it.",
+            ]
+            if spec.longest_prompt
+            else []
+        ),
+    ]
+
+
+def _sections(spec: PluginSpec) -> list[str]:
+    """The fields of each request that the plugin takes; a second one has its own heading."""
+    lines = []
+    for path in (spec.request_model, *spec.other_requests):
+        model: type[BaseModel] = resolve_name(path)
+        heading = "## Fields of `data`"
+        if spec.other_requests:
+            required = [f"`{name}`" for name, field in model.model_fields.items() if field.is_required()]
+            heading += f" with {' and '.join(required)}"
+        lines += [heading, "", *_fields(model), ""]
+    return lines
 
 
 def _fields(model: type[BaseModel]) -> list[str]:

@@ -29,6 +29,12 @@ class PluginSpec:
         prep: ``module:function`` that prepares a checkpoint, or ``None`` when it is served as published.
         encoders: ``model_type`` of the encoders with which a uni-encoder GLiNER belongs to this plugin.
         heads: Which of GLiNER's heads belong to it, of ``"span"`` and ``"token"``.
+        published: For a plugin that serves checkpoints as published, which they are: ``layout:model_type``, with
+            the layout as :func:`vllm_factory.published.layout` tells it and the ``model_type`` of ``config.json``.
+        longest_prompt: ``module:function`` from a :class:`~vllm_factory.published.Published` to the tokens of the
+            longest prompt that its files ask for, where vLLM would read another number out of them.
+        guide: A page of the documentation about what requests and answers of the plugin's family mean, or ``""``.
+        other_requests: Further request models, ``module:class``, that ``data`` may follow.
         pooling_task: The native pooling task that the model's pooler advertises.
         example_model: A published checkpoint that the plugin serves.
         reference: The library whose results the plugin must equal.
@@ -47,6 +53,10 @@ class PluginSpec:
     prep: str | None
     encoders: tuple[str, ...] = ()
     heads: tuple[str, ...] = ("span", "token")
+    published: tuple[str, ...] = ()
+    longest_prompt: str | None = None
+    guide: str = ""
+    other_requests: tuple[str, ...] = ()
     pooling_task: str
     example_model: str
     reference: str
@@ -198,6 +208,30 @@ PLUGINS: tuple[PluginSpec, ...] = (
             },
         },
     ),
+    PluginSpec(
+        name="moderncolbert",
+        summary="ColBERT on vLLM's ModernBERT: one vector a token, and ranking by MaxSim on the server",
+        architecture="VllmFactoryModernColbert",
+        model_class="vllm_factory.plugins.moderncolbert.model:ModernColbertModel",
+        network_class=None,
+        io_class="vllm_factory.plugins.moderncolbert.io_processor.ModernColbertIOProcessor",
+        request_model="vllm_factory.io.retrieval:MultiVectorTextRequest",
+        prep=None,
+        published=("colbert:modernbert",),
+        longest_prompt="vllm_factory.io.colbert:longest_prompt",
+        guide="docs/retrieval.md",
+        other_requests=("vllm_factory.io.retrieval:RankRequest",),
+        pooling_task="token_embed",
+        example_model="VAGOsolutions/SauerkrautLM-Multi-Reason-ModernColBERT",
+        reference="pylate 1.6.0",
+        extra="retrieval",
+        serve_flags=_EAGER,
+        demo_request={
+            "query": "Who runs Apple?",
+            "documents": ["Tim Cook is the chief executive of Apple.", "Cupertino lies in California."],
+            "top_n": 1,
+        },
+    ),
 )
 
 
@@ -217,6 +251,11 @@ def plugin_for_encoder(model_type: str, *, token_level: bool) -> PluginSpec | No
     """The plugin of a uni-encoder GLiNER with this head on an encoder of ``model_type``, if any."""
     head = "token" if token_level else "span"
     return next((spec for spec in PLUGINS if model_type in spec.encoders and head in spec.heads), None)
+
+
+def plugin_for_published(layout: str | None, model_type: str) -> PluginSpec | None:
+    """The plugin that serves a checkpoint of this layout and ``model_type`` as published, if any."""
+    return next((spec for spec in PLUGINS if f"{layout}:{model_type}" in spec.published), None)
 
 
 def plugin_for_architecture(architecture: str) -> PluginSpec | None:

@@ -19,7 +19,13 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "vllm_factory").rglob("*.py"))
 #: Packages that must work without vLLM; files of them that are the bridge.
 NO_VLLM = ("poolers", "io", "models", "kernels", "pooling", "prep")
-BRIDGES = {"io/processor.py", "io/gliner_processor.py", "pooling/vllm_adapter.py", "pooling/vllm_model.py"}
+BRIDGES = {
+    "io/processor.py",
+    "io/gliner_processor.py",
+    "io/colbert_processor.py",
+    "pooling/vllm_adapter.py",
+    "pooling/vllm_model.py",
+}
 
 
 def imported_modules(file: Path) -> set[str]:

@@ -91,13 +91,19 @@ class BoundaryBackend(AttentionBackend):  # type: ignore[misc]
 
 
 class SequenceBoundaries(Attention):  # type: ignore[misc]
-    """The layer; ask it with :meth:`varlen` inside a forward pass."""
+    """The layer; ask it with :meth:`varlen` inside a forward pass.
 
-    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
+    Args:
+        vllm_config: vLLM's configuration.
+        prefix: Name of the layer.
+        like: An encoder-only attention layer of the same model, if it has any: vLLM wants all to have one shape.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, prefix: str, like: Any = None) -> None:
         super().__init__(
-            num_heads=1,
+            num_heads=1 if like is None else like.num_kv_heads,
             # Some attention code of vLLM checks the head size of every layer; 64 is accepted everywhere.
-            head_size=64,
+            head_size=64 if like is None else like.head_size,
             scale=1.0,
             prefix=prefix,
             attn_type=AttentionType.ENCODER_ONLY,

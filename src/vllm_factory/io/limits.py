@@ -18,6 +18,7 @@ class Limits:
         max_labels: Labels (``VLLM_FACTORY_MAX_LABELS``).
         max_candidates: Candidate labels to link to (``VLLM_FACTORY_MAX_CANDIDATES``).
         max_mentions: Mentions in all texts together (``VLLM_FACTORY_MAX_MENTIONS``).
+        max_similarities: Numbers in the similarity matrices of one response (``VLLM_FACTORY_MAX_SIMILARITIES``).
     """
 
     max_chars: int = 1_000_000
@@ -25,6 +26,7 @@ class Limits:
     max_labels: int = 4_096
     max_candidates: int = 16_384
     max_mentions: int = 16_384
+    max_similarities: int = 1_000_000
 
     @classmethod
     def from_environment(cls) -> Limits:

@@ -68,7 +68,7 @@ class BiEncoderPooler(GlinerPooler):
         cache_bytes: Bound on the label vectors that are kept.
     """
 
-    blob_kind = 3
+    blob_kind = 5
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_factory.compat.server import GENERAL_PLUGIN, PLUGIN_FILTER, Build, filtered_plugins, usable_build
-from vllm_factory.errors import ServeError
+from vllm_factory.errors import ServeError, shown
 from vllm_factory.registry import PluginSpec
 from vllm_factory.serving import target as targets
 from vllm_factory.serving.cache import cache_root
@@ -99,6 +100,7 @@ def make_plan(options: Options, tokens: Sequence[str]) -> Plan:
     if target.plugin is not None:
         flags.refuse_unsupported(target.plugin.name)
         _refuse_filter(target.plugin)
+        _refuse_overrides(target, flags)
     ours = without([*_defaults(options, target, build)], flags)
     # The user's come last: vLLM's parser takes the last of two, should a spelling escape us.
     command = (sys.executable, "-m", "vllm_factory.serving.server", target.model, *ours, *flags.tokens)
@@ -125,6 +127,10 @@ def _defaults(options: Options, target: Target, build: Build) -> Iterator[str]:
         yield from ("--io-processor-plugin", target.plugin.io_name)
     if dtype := _dtype(target, build):
         yield from ("--dtype", dtype)
+    if target.overrides:
+        yield from ("--hf-overrides", json.dumps(target.overrides))
+    if target.max_tokens is not None:
+        yield from ("--max-model-len", str(target.max_tokens))
     yield from target.plugin.serve_flags
 
 
@@ -148,6 +154,19 @@ def _refuse_contradictions(options: Options, flags: VllmFlags) -> None:
         raise ServeError(f"--model {flags.values['model']}: the model is given once, as the first argument")
     if options.max_batch_size is not None and "max-num-seqs" in flags:
         raise ServeError("--max-batch-size and --max-num-seqs mean the same; give one of them")
+
+
+def _refuse_overrides(target: Target, flags: VllmFlags) -> None:
+    """The user's overrides replace ours, so they must hold ours."""
+    if "hf-overrides" not in flags or not target.overrides:
+        return
+    try:
+        given = json.loads(flags.values["hf-overrides"])
+    except json.JSONDecodeError as error:
+        raise ServeError(f"--hf-overrides {shown(flags.values['hf-overrides'])}: no JSON object") from error
+    missing = {key: value for key, value in target.overrides.items() if key not in given}
+    if missing:
+        raise ServeError(f"--hf-overrides: this checkpoint also needs {json.dumps(missing)} in it")
 
 
 def _refuse_filter(spec: PluginSpec) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from vllm_factory.errors import ServeError, shown
 from vllm_factory.prep.detect import detect, is_prepared, needs_preparation
 from vllm_factory.prep.source import Source, resolve
-from vllm_factory.registry import PluginSpec, plugin
+from vllm_factory.published import MODULES_FILE, SETTINGS_FILE, Published, layout
+from vllm_factory.registry import PluginSpec, plugin, plugin_for_published
 from vllm_factory.serving.cache import prepared_directory
+
+_PEEKED = ("*config.json", MODULES_FILE, SETTINGS_FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,8 @@ class Target:
         plugin: Which plugin serves it; ``None`` leaves all to vLLM.
         configured: Whether the model's own ``config.json`` names the io processor.
         dtype: As what the weights are stored, where ``config.json`` says so.
+        overrides: What must stand in ``config.json`` for vLLM and does not, as published.
+        max_tokens: Tokens of the longest prompt, where vLLM would not find out; ``None`` leaves it to vLLM.
         note: What happened on the way and is worth a line, or ``""``.
     """
 
@@ -31,6 +37,8 @@ class Target:
     plugin: PluginSpec | None
     configured: bool = False
     dtype: str | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
     note: str = ""
 
 
@@ -82,7 +90,7 @@ def _peek(model: str, revision: str | None) -> Source:
     from huggingface_hub import snapshot_download
 
     try:
-        path = snapshot_download(model, revision=revision, allow_patterns=["*config.json"])
+        path = snapshot_download(model, revision=revision, allow_patterns=list(_PEEKED))
     except (OSError, ValueError):
         # Fails in the same way, in better words.
         return resolve(model, revision)
@@ -109,18 +117,41 @@ def _prepared(source: Source, name: str, wanted: PluginSpec | None, note: str) -
 
 def _published(source: Source, name: str, wanted: PluginSpec | None) -> Target:
     config = source.json("config.json") if source.has("config.json") else {}
-    if not config.get("architectures") or (wanted is not None and wanted.prep is not None):
+    spec = plugin_for_published(layout(source.path), str(config.get("model_type")))
+    if spec is not None:
+        _check_wanted(name, spec, wanted)
+    elif not config.get("architectures") or (wanted is not None and wanted.prep is not None):
         # Neither vLLM nor the plugin knows it: this raises, and says what it is.
         detect(source)
-    note = "" if wanted else f"no plugin of vllm-factory serves {shown(name)}: vLLM gets it as it is"
+    spec = spec or wanted
+    note = "" if spec else f"no plugin of vllm-factory serves {shown(name)}: vLLM gets it as it is"
+    max_tokens = _longest_prompt(spec, source) if spec else None
     return Target(
         model=str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name,
         name=name,
-        plugin=wanted,
-        configured=wanted is not None and config.get("io_processor_plugin") == wanted.io_name,
+        plugin=spec,
+        configured=spec is not None and config.get("io_processor_plugin") == spec.io_name,
         dtype=_dtype(config),
+        overrides=_overrides(spec, config, max_tokens) if spec else {},
+        max_tokens=max_tokens,
         note=note,
     )
+
+
+def _longest_prompt(spec: PluginSpec, source: Source) -> int | None:
+    if spec.longest_prompt is None:
+        return None
+    return int(resolve_name(spec.longest_prompt)(Published(source.path, source.name)))
+
+
+def _overrides(spec: PluginSpec, config: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
+    overrides: dict[str, Any] = {}
+    if config.get("architectures") != [spec.architecture]:
+        overrides["architectures"] = [spec.architecture]
+    if max_tokens is not None:
+        # vLLM takes a longer --max-model-len than it reads out of the files only up to this number.
+        overrides["model_max_length"] = max_tokens
+    return overrides
 
 
 def _check_wanted(name: str, found: PluginSpec, wanted: PluginSpec | None) -> None:

@@ -1,0 +1,91 @@
+"""ColBERT on vLLM's own ModernBERT as a vLLM pooling model; checkpoints as PyLate saves them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.models.modernbert import ModernBertModel
+
+from vllm_factory.compat.attention import SequenceBoundaries
+from vllm_factory.compat.own_attention import HiddenKeysAttention, Step, run_eagerly
+from vllm_factory.compat.vllm_api import encoder_only, load_model_of_vllm_strictly, refuse_unsupported
+from vllm_factory.io.colbert import ColbertSettings, expansion_token
+from vllm_factory.io.texts import TextTokenizer
+from vllm_factory.models.hidden_keys import hidden_keys
+from vllm_factory.poolers.dense_stack import dense_stack, load_dense_stack
+from vllm_factory.poolers.multivector import MultiVectorPooler
+from vllm_factory.pooling.vllm_adapter import VllmPoolerAdapter
+from vllm_factory.pooling.vllm_model import warn_of_reduced_precision
+from vllm_factory.published import Published
+
+
+@encoder_only
+class ModernColbertModel(nn.Module):
+    """Hidden states from vLLM's encoder; vectors and scores from the pooler."""
+
+    is_pooling_model = True
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        refuse_unsupported(vllm_config)
+        model = vllm_config.model_config
+        self.checkpoint = Published.open(model.model, model.revision)
+        settings = ColbertSettings.read(self.checkpoint)
+        self.backbone = ModernBertModel(vllm_config=vllm_config, prefix=f"{prefix}.backbone".lstrip("."))
+        self.head = dense_stack(self.checkpoint, model.hf_config.hidden_size)
+        self.pooler = VllmPoolerAdapter(MultiVectorPooler(self.head))
+        self.hidden_token: int | None = None
+        if settings.hides_expansion:
+            self._hide_expansion(vllm_config, prefix)
+        self.query_length = settings.query_length
+        # vLLM has no exact attention in float32 for GPUs.
+        self.own_attention_only = model.dtype == torch.float32 and vllm_config.device_config.device_type != "cpu"
+        warn_of_reduced_precision(model.dtype)
+
+    def _hide_expansion(self, vllm_config: VllmConfig, prefix: str) -> None:
+        """Expansion tokens get vectors, and nobody sees them: beyond vLLM's attention."""
+        tokenizer = TextTokenizer.load(str(self.checkpoint.path)).tokenizer
+        self.hidden_token = expansion_token(tokenizer)
+        layers = self.backbone.encoder_layer.layers
+        self.boundaries = SequenceBoundaries(
+            vllm_config, f"{prefix}.boundaries".lstrip("."), like=layers[0].attn.attn
+        )
+        self.step = Step()
+        window = vllm_config.model_config.hf_config.local_attention // 2
+        for layer in layers:
+            attention = layer.attn.attn
+            local = attention.sliding_window is not None
+            layer.attn.attn = HiddenKeysAttention(attention, self.step, window if local else None)
+        run_eagerly(self.backbone)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """``[T]`` to ``[T, hidden size]`` (part of vLLM's model interface)."""
+        return self.backbone.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[T]`` token ids of all requests of the step, to ``[T, hidden size]``."""
+        if self.hidden_token is not None:
+            self.step.hidden = hidden_keys(
+                input_ids,
+                self.boundaries.varlen(input_ids.shape[0], input_ids.device),
+                token=self.hidden_token,
+                length=self.query_length,
+                everything=self.own_attention_only,
+            )
+        return self.backbone(input_ids, positions)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load a published checkpoint; every tensor must find its parameter and the other way round."""
+        loaded = {f"backbone.{name}" for name in load_model_of_vllm_strictly(self.backbone, list(weights))}
+        # The pooler holds the same modules a second time, under its own names.
+        return loaded | {f"head.{name}" for name in load_dense_stack(self.head, self.checkpoint)}
