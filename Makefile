@@ -17,7 +17,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 VLLM ?= vllm>=0.19
 INSTALLED := $(VENV)/.installed
-DEFAULT_EXTRAS := cpu,gliner,gliner2,glinker,retrieval,dev,bench
+DEFAULT_EXTRAS := cpu,gliner,gliner2,glinker,images,retrieval,dev,bench
 RECORDED_EXTRAS := $(shell cat $(INSTALLED) 2>/dev/null)
 EXTRAS ?= $(if $(RECORDED_EXTRAS),$(RECORDED_EXTRAS),$(DEFAULT_EXTRAS))
 

@@ -14,7 +14,10 @@ from harness import assert_same_entities
 
 pytestmark = pytest.mark.gpu
 
-ENGINE_RECIPES = ["span-v3", "span-v2-conv", "token-v3", "span-fused-layers", "token-spans", "mt5-span"]
+ENGINE_RECIPES = [
+    *("span-v3", "span-v2-conv", "token-v3", "span-fused-layers", "token-spans"),
+    *("mt5-span", "linker-span", "linker-token"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

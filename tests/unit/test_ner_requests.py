@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {**GOOD, "truncation": "cut"},
         "truncation: Input should be 'error', 'truncate' or 'window'",
     ),
-    "unknown field": ({**GOOD, "lables": []}, "lables: unknown field; known are text, labels"),
+    "unknown field": ({**GOOD, "lables": []}, "lables: unknown field; known are text, threshold"),
 }
 
 
