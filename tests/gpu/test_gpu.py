@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 ENGINE_RECIPES = [
     *("span-v3", "span-v2-conv", "token-v3", "span-fused-layers", "token-spans"),
-    *("mt5-span", "linker-span", "linker-token"),
+    *("mt5-span", "linker-span", "linker-token", "mmbert-span", "mmbert-token"),
 ]
 
 

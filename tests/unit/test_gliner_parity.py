@@ -34,7 +34,10 @@ def test_equals_the_library_alone_and_in_a_batch(name: str, options: dict[str, A
         assert_same_entities(got_together, expected)
 
 
-MIXED = ["span-v3", "token-v3", "span-v2-conv", "span-mean", "mode-markerV1", "mt5-span", "mt5-token", "t5-relu"]
+MIXED = [
+    *("span-v3", "token-v3", "span-v2-conv", "span-mean", "mode-markerV1", "mt5-span", "mt5-token", "t5-relu"),
+    *("linker-span", "linker-token", "linker-projected", "linker-spans"),
+]
 
 
 @pytest.mark.parametrize("name", each(MIXED))
@@ -54,7 +57,7 @@ def test_batch_invariance_of_mixed_requests(name: str, library: Library) -> None
                 assert_same_entities(one_got, one_want, tolerance=BATCH_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", each(["span-v3", "mt5-span"]))
+@pytest.mark.parametrize("name", each(["span-v3", "mt5-span", "linker-span"]))
 def test_descriptions_replace_labels_in_the_prompt(name: str, library: Library) -> None:
     labels = {"PER": "a human being, by name", "LOC": "place", "X": "date of birth"}
     want = library.reference(name).predict_entities(TEXTS[0], labels, threshold=0.2)
@@ -63,7 +66,9 @@ def test_descriptions_replace_labels_in_the_prompt(name: str, library: Library) 
 
 
 @pytest.mark.parametrize("labels", [["person", "place", "person"], ["", "place"], ["\u200b", "place"], [" "]])
-@pytest.mark.parametrize("name", each(["span-v3", "span-v2-conv", "token-v3", "mt5-span", "mt5-token"]))
+@pytest.mark.parametrize(
+    "name", each(["span-v3", "span-v2-conv", "token-v3", "mt5-span", "mt5-token", "linker-span", "linker-token"])
+)
 def test_odd_labels_are_what_they_are_in_the_library(name: str, labels: list[str], library: Library) -> None:
     want = library.reference(name).predict_entities(TEXTS[0], labels, threshold=0.2)
     assert_same_entities(library.local(name).answer(text=TEXTS[0], labels=labels, threshold=0.2), want)
@@ -77,7 +82,7 @@ def test_texts_without_words_have_no_entities(text: str, library: Library) -> No
     assert library.local("span-v3").answer(text=[text, TEXTS[0]], labels=LABELS, threshold=0.2)[0] == []
 
 
-@pytest.mark.parametrize("name", each(["span-v3", "token-v3", "mt5-span"]))
+@pytest.mark.parametrize("name", each(["span-v3", "token-v3", "mt5-span", "linker-span", "linker-token"]))
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 def test_extreme_thresholds_are_values(name: str, threshold: float, library: Library) -> None:
     options: dict[str, Any] = {"threshold": threshold, "flat_ner": False}
@@ -85,7 +90,9 @@ def test_extreme_thresholds_are_values(name: str, threshold: float, library: Lib
     assert_same_entities(library.local(name).answer(text=TEXTS[6], labels=LABELS, **options), want)
 
 
-@pytest.mark.parametrize("name", each(["span-v3", "token-v3", "span-max", "mt5-span", "mt5-pickled"]))
+@pytest.mark.parametrize(
+    "name", each(["span-v3", "token-v3", "span-max", "mt5-span", "mt5-pickled", "linker-span", "linker-token"])
+)
 def test_truncate_reads_what_the_library_reads(name: str, library: Library) -> None:
     text = " ".join(TEXTS * 2)
     with pytest.warns(UserWarning, match="truncated"):

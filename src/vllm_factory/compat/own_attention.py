@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.config import VllmConfig
 
 from vllm_factory.models.hidden_keys import HiddenKeys
 
@@ -48,6 +49,26 @@ class HiddenKeysAttention(nn.Module):
         return output
 
 
-def run_eagerly(model: Any) -> None:
-    """Keep vLLM from compiling a model class of its own that now holds layers of ours."""
+def take_over_modernbert(model: Any, local_attention: int) -> Step:
+    """Put our attention into every layer of vLLM's ModernBERT, which then runs as it is written, uncompiled.
+
+    Args:
+        model: vLLM's ``ModernBertModel``.
+        local_attention: Width of the local layers' window.
+
+    Returns:
+        What each forward pass tells the layers. While ``hidden`` is ``None``, vLLM's attention runs.
+    """
+    step = Step()
+    for layer in model.encoder_layer.layers:
+        attention = layer.attn.attn
+        local = attention.sliding_window is not None
+        layer.attn.attn = HiddenKeysAttention(attention, step, local_attention // 2 if local else None)
     model.do_not_compile = True
+    return step
+
+
+def inexact_on_this_device(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM's own attention rounds more than the model's dtype: in float32, on GPUs."""
+    on_cpu = vllm_config.device_config.device_type == "cpu"
+    return bool(vllm_config.model_config.dtype == torch.float32 and not on_cpu)

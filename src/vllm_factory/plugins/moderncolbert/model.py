@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.modernbert import ModernBertModel
 
 from vllm_factory.compat.attention import SequenceBoundaries
-from vllm_factory.compat.own_attention import HiddenKeysAttention, Step, run_eagerly
+from vllm_factory.compat.own_attention import inexact_on_this_device, take_over_modernbert
 from vllm_factory.compat.vllm_api import encoder_only, load_model_of_vllm_strictly, refuse_unsupported
 from vllm_factory.io.colbert import ColbertSettings, expansion_token
 from vllm_factory.io.texts import TextTokenizer
@@ -42,25 +42,19 @@ class ModernColbertModel(nn.Module):
         if settings.hides_expansion:
             self._hide_expansion(vllm_config, prefix)
         self.query_length = settings.query_length
-        # vLLM has no exact attention in float32 for GPUs.
-        self.own_attention_only = model.dtype == torch.float32 and vllm_config.device_config.device_type != "cpu"
+        self.own_attention_only = inexact_on_this_device(vllm_config)
         warn_of_reduced_precision(model.dtype)
 
     def _hide_expansion(self, vllm_config: VllmConfig, prefix: str) -> None:
         """Expansion tokens get vectors, and nobody sees them: beyond vLLM's attention."""
         tokenizer = TextTokenizer.load(str(self.checkpoint.path)).tokenizer
         self.hidden_token = expansion_token(tokenizer)
-        layers = self.backbone.encoder_layer.layers
         self.boundaries = SequenceBoundaries(
-            vllm_config, f"{prefix}.boundaries".lstrip("."), like=layers[0].attn.attn
+            vllm_config,
+            f"{prefix}.boundaries".lstrip("."),
+            like=self.backbone.encoder_layer.layers[0].attn.attn,
         )
-        self.step = Step()
-        window = vllm_config.model_config.hf_config.local_attention // 2
-        for layer in layers:
-            attention = layer.attn.attn
-            local = attention.sliding_window is not None
-            layer.attn.attn = HiddenKeysAttention(attention, self.step, window if local else None)
-        run_eagerly(self.backbone)
+        self.step = take_over_modernbert(self.backbone, vllm_config.model_config.hf_config.local_attention)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """``[T]`` to ``[T, hidden size]`` (part of vLLM's model interface)."""
