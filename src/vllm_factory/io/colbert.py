@@ -16,6 +16,7 @@ import numpy as np
 
 from vllm_factory.errors import CheckpointError, RequestError, shown
 from vllm_factory.io.limits import Limits
+from vllm_factory.io.ner import validated
 from vllm_factory.io.pipeline import Encoded, Prompt
 from vllm_factory.io.retrieval import (
     MultiVectorTextRequest,
@@ -24,7 +25,6 @@ from vllm_factory.io.retrieval import (
     check_rank_request,
     check_text_request,
     usage,
-    validated,
 )
 from vllm_factory.io.texts import TextTokenizer, Tokens
 from vllm_factory.io.token_pooling import pool_tokens
@@ -229,10 +229,10 @@ class ColbertPipeline:
     def parse(self, data: Any) -> MultiVectorTextRequest | RankRequest:
         """See :class:`~vllm_factory.io.pipeline.Pipeline`."""
         if isinstance(data, dict) and ("query" in data or "documents" in data):
-            ranking = validated(RankRequest, data, "query and documents")
+            ranking = validated(RankRequest, data, "an object with query and documents")
             check_rank_request(ranking, self.prompts, self.limits)
             return ranking
-        request = validated(MultiVectorTextRequest, data, "text, or query and documents")
+        request = validated(MultiVectorTextRequest, data, "an object with text, or query and documents")
         check_text_request(request, self.prompts, self.limits)
         check_pool_factor(request)
         return request

@@ -7,6 +7,7 @@ written as one label (its layers L3 and L4), and what is found gets the entity i
 from __future__ import annotations
 
 import string
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr
@@ -48,8 +49,7 @@ class Candidate(BaseModel):
         """What the model reads."""
         if template is None:
             template = TEMPLATE_WITH_DESCRIPTION if self.description else TEMPLATE
-        values = {**self.model_dump(), "entity_id": self.entity_id or ""}
-        return template.format(**{name: values[name] for name in TEMPLATE_FIELDS})
+        return template.format(**{name: getattr(self, name) or "" for name in TEMPLATE_FIELDS})
 
 
 class Mention(BaseModel):
@@ -118,7 +118,7 @@ class LinkRequest(TextsRequest):
                 written[text] = candidate
         return written
 
-    @property
+    @cached_property
     def given_candidates(self) -> list[Candidate]:
         """All candidates as objects."""
         given = self.candidate_labels or []

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
 
 from vllm_factory.errors import RequestError, shown
 from vllm_factory.io import token_pooling
 from vllm_factory.io.limits import Limits
-from vllm_factory.io.ner import check_texts, check_unicode, request_error
+from vllm_factory.io.ner import check_texts, check_unicode
 from vllm_factory.io.vectors import Output, VectorType
 
 #: Fewer vectors than one in so many are asked for by mistake.
@@ -96,28 +96,6 @@ class RankRequest(VectorOptions):
     )
     query_prompt_name: StrictStr | None = Field(default=None, description="As prompt_name, for the query.")
     document_prompt_name: StrictStr | None = Field(default=None, description="As prompt_name, for the documents.")
-
-
-RequestT = TypeVar("RequestT", bound=BaseModel)
-
-
-def validated(model: type[RequestT], data: Any, expected: str) -> RequestT:
-    """``data`` as ``model``.
-
-    Args:
-        model: The request model.
-        data: What the client sent.
-        expected: What would have been accepted, in words.
-
-    Raises:
-        RequestError: The message names the field, the value, and what is accepted.
-    """
-    if not isinstance(data, dict):
-        raise RequestError("data", f"{shown(data)}; expected an object with {expected}")
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise request_error(error, list(model.model_fields)) from error
 
 
 def check_text_request(request: TextRequest, prompts: Mapping[str, str], limits: Limits) -> None:
