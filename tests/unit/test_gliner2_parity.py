@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import partial
 from typing import Any
 
 import pytest
 
 from checkpoints import TEXTS
 from gliner2_checkpoints import SCHEMA
-from gliner2_harness import RECIPES, Gliner2Library, assert_same_result, library_answer
+from gliner2_harness import DETAILS, RECIPES, Gliner2Library, assert_same_result, library_answer
 from harness import BATCH_TOLERANCE
 from vllm_factory.io.gliner2_overlap import select_spans
 from vllm_factory.io.gliner2_words import gliner2_splitter
@@ -21,7 +22,6 @@ from vllm_factory.io.gliner2_words import gliner2_splitter
 pytestmark = pytest.mark.deberta_gliner2
 
 TOKENLESS = set("\u200b\u200d\ufeff\x00")
-DETAILS = {"include_confidence": True, "include_spans": True}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "confidence": {"include_confidence": True},
@@ -145,8 +145,9 @@ def test_equals_the_library_alone_and_in_a_batch(name: str, option: str, gliner2
     requests = [{"text": text, "schema": SCHEMA, **OPTIONS[option]} for text in texts]
     want = [library_answer(reference, data) for data in requests]
     for data, together, expected in zip(requests, engine.answer_together(requests), want, strict=True):
-        assert_same_result(together, expected)
-        assert_same_result(engine.answer(**data), expected)
+        scored = partial(library_answer, reference, data | DETAILS)
+        assert_same_result(together, expected, scored=scored)
+        assert_same_result(engine.answer(**data), expected, scored=scored)
 
 
 @pytest.mark.parametrize("name", ["lstm", "lstm-v2", "lstm-moe"])
@@ -157,7 +158,8 @@ def test_equals_the_library_for_every_schema(schema: str, name: str, gliner2_lib
     options = ("both",) if schema == "200 names" else ("plain", "both", "raw", "chunks")
     for text, option in itertools.product((TEXTS[0], TEXTS[2], ""), options):
         data = {"text": text, "schema": SCHEMAS[schema], **OPTIONS[option]}
-        assert_same_result(engine.answer(**data), library_answer(reference, data))
+        scored = partial(library_answer, reference, data | DETAILS)
+        assert_same_result(engine.answer(**data), library_answer(reference, data), scored=scored)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -177,7 +179,8 @@ def test_batch_invariance_of_mixed_requests(name: str, gliner2_library: Gliner2L
     alone = [engine.answer(**data) for data in requests]
     for order in (requests, requests[::-1], requests[::3]):
         for data, got in zip(order, engine.answer_together(order), strict=True):
-            assert_same_result(got, alone[requests.index(data)], tolerance=BATCH_TOLERANCE)
+            scored = partial(engine.answer, **data | DETAILS)
+            assert_same_result(got, alone[requests.index(data)], tolerance=BATCH_TOLERANCE, scored=scored)
 
 
 def test_budgets_change_nothing(gliner2_library: Gliner2Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,3 +263,24 @@ def test_overlaps_are_resolved_as_in_the_library(policy: Any) -> None:
         spans = [(str(i), s, a, b) for i, (s, a, b) in enumerate(zip(score, start, end, strict=True))]
         want = [int(span[0]) for span in finalize_spans(spans, overlap_policy=policy)]
         assert select_spans(start, end, score, policy) == want
+
+
+SPANS = [{"text": "a", "confidence": 0.500001}, {"text": "b", "confidence": 0.5}, {"text": "c", "confidence": 0.4}]
+
+
+def test_the_comparison_forgives_ties_and_nothing_else() -> None:
+    plain = {"x": ["a", "b", "c"], "y": [{"z": ["a"]}]}
+    scored = {"x": SPANS, "y": [{"z": SPANS[:1]}]}
+    swapped = {"x": SPANS[1::-1] + SPANS[2:], "y": scored["y"]}
+    assert_same_result({**plain, "x": ["b", "a", "c"]}, plain, scored=lambda: scored)
+    assert_same_result(swapped, scored)
+    for wrong in (
+        {**plain, "x": ["a", "c", "b"]},
+        {**plain, "x": ["a", "b"]},
+        {**plain, "x": ["a", "b", "b"]},
+        {**plain, "y": [{"z": ["b"]}]},
+        {"y": plain["y"], "x": plain["x"]},
+        {**plain, "y": [{"z": "a"}]},
+    ):
+        with pytest.raises(AssertionError):
+            assert_same_result(wrong, plain, scored=lambda: scored)
