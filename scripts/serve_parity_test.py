@@ -244,6 +244,7 @@ CASES: dict[str, Callable[[Path], Iterator[Case]]] = {
     "deberta_gliner2": deberta_gliner2,
     "embeddinggemma": golden("embeddinggemma", "mean", "joined", "no-prompt"),
     "moderncolbert": golden("moderncolbert", "hidden", "attended", "unexpanded"),
+    "lfm2_colbert": golden("lfm2_colbert", "hidden", "attended", "ended", "unexpanded"),
 }
 
 

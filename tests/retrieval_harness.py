@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vllm_factory.poolers.multivector import Role
 from vllm_factory.pooling import transport
 from vllm_factory.pooling.protocol import Status
 from vllm_factory.published import Published
@@ -74,6 +75,14 @@ class Golden:
         if target.max_tokens is not None:
             options["max_model_len"] = target.max_tokens
         return options
+
+
+#: Every stored ColBERT, and every stored embedding model.
+COLBERTS = [
+    *(Golden("moderncolbert", name) for name in ("hidden", "attended", "unexpanded")),
+    *(Golden("lfm2_colbert", name) for name in ("hidden", "attended", "ended", "unexpanded")),
+]
+EMBEDDERS = [Golden("embeddinggemma", name) for name in ("mean", "joined", "no-prompt")]
 
 
 def each(*goldens: Golden) -> list[Any]:
@@ -140,8 +149,22 @@ def vectors_together(llm: Any, pipeline: Any, requests: Sequence[dict[str, Any]]
     """Vectors of requests for one text each, all given to the engine at once."""
     prompts = [pipeline.encode(pipeline.parse(data)).prompts[0] for data in requests]
     blobs = [transport.pack(pipeline.blob_kind, i, prompt.arrays) for i, prompt in enumerate(prompts)]
+    return _vectors(run_blobs(llm, pipeline.task, [prompt.token_ids for prompt in prompts], blobs))
+
+
+def raw_vectors(llm: Any, pipeline: Any, prompts: Sequence[list[int]]) -> list[np.ndarray]:
+    """A vector for each token of prompts that no request would write, all given to the engine at once."""
+    nothing = np.empty(0, np.int32)
+    blobs = [
+        transport.pack(pipeline.blob_kind, i, (np.array([Role.VECTORS, 0, len(ids)], np.int64), nothing))
+        for i, ids in enumerate(prompts)
+    ]
+    return _vectors(run_blobs(llm, pipeline.task, prompts, blobs))
+
+
+def _vectors(answers: Sequence[Any]) -> list[np.ndarray]:
     found = []
-    for data in run_blobs(llm, pipeline.task, [prompt.token_ids for prompt in prompts], blobs):
+    for data in answers:
         blob = transport.unpack(data.numpy().tobytes())
         assert Status(blob.status) is Status.OK
         found.append(blob.arrays[1].reshape(blob.arrays[0].tolist()))

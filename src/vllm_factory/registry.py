@@ -250,6 +250,30 @@ PLUGINS: tuple[PluginSpec, ...] = (
             "top_n": 1,
         },
     ),
+    PluginSpec(
+        name="lfm2_colbert",
+        summary="ColBERT on vLLM's LFM2 (convolutions and attention): one vector a token, and ranking by MaxSim",
+        architecture="VllmFactoryLfm2Colbert",
+        model_class="vllm_factory.plugins.lfm2_colbert.model:Lfm2ColbertModel",
+        network_class=None,
+        io_class="vllm_factory.plugins.lfm2_colbert.io_processor.Lfm2ColbertIOProcessor",
+        request_model="vllm_factory.io.retrieval:MultiVectorTextRequest",
+        prep=None,
+        published=("colbert:lfm2",),
+        longest_prompt="vllm_factory.io.colbert:longest_prompt",
+        guide="docs/retrieval.md",
+        other_requests=("vllm_factory.io.retrieval:RankRequest",),
+        pooling_task="token_embed",
+        example_model="LiquidAI/LFM2-ColBERT-350M",
+        reference="pylate 1.6.0",
+        extra="retrieval",
+        serve_flags=_EAGER,
+        demo_request={
+            "query": "Who runs Apple?",
+            "documents": ["Tim Cook is the chief executive of Apple.", "Cupertino lies in California."],
+            "top_n": 1,
+        },
+    ),
 )
 
 

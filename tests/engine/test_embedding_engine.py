@@ -14,6 +14,7 @@ import pytest
 from test_engine import engine
 
 from retrieval_harness import (
+    EMBEDDERS,
     Golden,
     ask,
     assert_refused,
@@ -31,12 +32,11 @@ from vllm_factory.pooling import transport
 pytestmark = pytest.mark.engine
 pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
-GOLDENS = [Golden("embeddinggemma", name) for name in ("mean", "joined", "no-prompt")]
 #: Vectors of a request alone and in a crowd.
 BATCH_TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=each(*GOLDENS))
+@pytest.fixture(scope="module", params=each(*EMBEDDERS))
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Golden, Any]]:
     """A golden checkpoint and an engine that serves it."""
     golden: Golden = request.param
@@ -107,7 +107,7 @@ def test_nothing_hurts_the_engine(served: tuple[Golden, Any]) -> None:
 
 @pytest.mark.embeddinggemma
 def test_a_gemma_that_looks_back_only_is_refused(tmp_path: Path) -> None:
-    golden = GOLDENS[0]
+    golden = EMBEDDERS[0]
     shutil.copytree(golden.path, tmp_path / "copy")
     file = tmp_path / "copy" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "use_bidirectional_attention": False}))

@@ -19,7 +19,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
 from vllm_factory.serving.testing import running_server  # noqa: E402
 
-COLBERTS = each(Golden("moderncolbert", "hidden"))
+COLBERTS = each(Golden("moderncolbert", "hidden"), Golden("lfm2_colbert", "hidden"))
 EMBEDDERS = each(Golden("embeddinggemma", "mean"))
 
 Served = tuple[Golden, httpx.Client]
