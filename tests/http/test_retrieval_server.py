@@ -78,9 +78,10 @@ def test_all_forms_are_read_by_numpy_alone(served: Served, dtype: str) -> None:
     asked = {"text": [case["text"] for case in cases], "is_query": False, "dtype": dtype}
     lists = answer(client, asked)
     base64 = answer(client, {**asked, "output": "base64"})
-    for one, other, case in zip(vectors(lists), vectors(base64), cases, strict=True):
-        np.testing.assert_array_equal(one, other)
-        np.testing.assert_allclose(one, golden.arrays()[case["key"]], atol=5e-3, rtol=0)
+    # Not with each other to the last bit: the engine may have batched the two requests differently.
+    for got in (vectors(lists), vectors(base64)):
+        for vector, case in zip(got, cases, strict=True):
+            np.testing.assert_allclose(vector, golden.arrays()[case["key"]], atol=5e-3, rtol=0)
 
 
 BAD: list[tuple[Any, str]] = [
