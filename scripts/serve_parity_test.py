@@ -242,7 +242,9 @@ CASES: dict[str, Callable[[Path], Iterator[Case]]] = {
     "modernbert_gliner_rerank": modernbert_gliner_rerank,
     "deberta_gliner_linker": deberta_gliner_linker,
     "deberta_gliner2": deberta_gliner2,
+    "embeddinggemma": golden("embeddinggemma", "mean", "joined", "no-prompt"),
     "moderncolbert": golden("moderncolbert", "hidden", "attended", "unexpanded"),
+    "lfm2_colbert": golden("lfm2_colbert", "hidden", "attended", "ended", "unexpanded"),
 }
 
 

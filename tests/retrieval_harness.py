@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from vllm_factory.poolers.multivector import Role
+from vllm_factory.pooling import transport
+from vllm_factory.pooling.protocol import Status
 from vllm_factory.published import Published
 from vllm_factory.registry import PluginSpec, plugin
 from vllm_factory.serving.target import find
@@ -73,6 +77,22 @@ class Golden:
         return options
 
 
+#: Every stored ColBERT, and every stored embedding model.
+COLBERTS = [
+    *(Golden("moderncolbert", name) for name in ("hidden", "attended", "unexpanded")),
+    *(Golden("lfm2_colbert", name) for name in ("hidden", "attended", "ended", "unexpanded")),
+]
+EMBEDDERS = [Golden("embeddinggemma", name) for name in ("mean", "joined", "no-prompt")]
+
+
+def each(*goldens: Golden) -> list[Any]:
+    """Checkpoints as parameters of a test, each under its plugin's marker."""
+    return [
+        pytest.param(golden, id=f"{golden.plugin}-{golden.name}", marks=getattr(pytest.mark, golden.plugin))
+        for golden in goldens
+    ]
+
+
 def decoded(item: dict[str, Any]) -> np.ndarray:
     """An item of a response by numpy alone, as the documentation says."""
     kind = {"float32": "<f4", "float16": "<f2", "int8": "i1"}[item["dtype"]]
@@ -92,11 +112,12 @@ def assert_same_vectors(got: np.ndarray, want: np.ndarray, what: str = "") -> No
     np.testing.assert_allclose(got, want, atol=1e-4, rtol=0, err_msg=what)
 
 
+_FIELDS = ("text", "is_query", "prompt_name", "prompt", "pool_factor", "dimensions")
+
+
 def request(case: dict[str, Any]) -> dict[str, Any]:
     """A golden case as a request's ``data``."""
-    return {
-        key: case[key] for key in ("text", "is_query", "prompt_name", "pool_factor") if case.get(key) is not None
-    }
+    return {key: case[key] for key in _FIELDS if case.get(key) is not None}
 
 
 def ask(llm: Any, **data: Any) -> Any:
@@ -109,3 +130,49 @@ def vectors(response: dict[str, Any]) -> list[np.ndarray]:
     items: Any = response["embeddings"]
     found: Sequence[dict[str, Any]] = items if isinstance(items, list) else [items]
     return [decoded(item) for item in found]
+
+
+def run_blobs(llm: Any, task: str, prompts: Sequence[list[int]], blobs: Sequence[bytes | None]) -> list[Any]:
+    """What the pooler answers to prompts with these blobs (or none), all given to the engine at once."""
+    from vllm import PoolingParams
+
+    params = [
+        PoolingParams(task=task, extra_kwargs=None if blob is None else {transport.EXTRA_KWARG: blob})
+        for blob in blobs
+    ]
+    tokens = [{"prompt_token_ids": ids} for ids in prompts]
+    outputs = llm.encode(tokens, params, pooling_task=task, use_tqdm=False)
+    return [output.outputs.data for output in outputs]
+
+
+def vectors_together(llm: Any, pipeline: Any, requests: Sequence[dict[str, Any]]) -> list[np.ndarray]:
+    """Vectors of requests for one text each, all given to the engine at once."""
+    prompts = [pipeline.encode(pipeline.parse(data)).prompts[0] for data in requests]
+    blobs = [transport.pack(pipeline.blob_kind, i, prompt.arrays) for i, prompt in enumerate(prompts)]
+    return _vectors(run_blobs(llm, pipeline.task, [prompt.token_ids for prompt in prompts], blobs))
+
+
+def raw_vectors(llm: Any, pipeline: Any, prompts: Sequence[list[int]]) -> list[np.ndarray]:
+    """A vector for each token of prompts that no request would write, all given to the engine at once."""
+    nothing = np.empty(0, np.int32)
+    blobs = [
+        transport.pack(pipeline.blob_kind, i, (np.array([Role.VECTORS, 0, len(ids)], np.int64), nothing))
+        for i, ids in enumerate(prompts)
+    ]
+    return _vectors(run_blobs(llm, pipeline.task, prompts, blobs))
+
+
+def _vectors(answers: Sequence[Any]) -> list[np.ndarray]:
+    found = []
+    for data in answers:
+        blob = transport.unpack(data.numpy().tobytes())
+        assert Status(blob.status) is Status.OK
+        found.append(blob.arrays[1].reshape(blob.arrays[0].tolist()))
+    return found
+
+
+def assert_refused(llm: Any, pipeline: Any, blobs: Sequence[bytes]) -> None:
+    """Blobs that do not fit a prompt of three tokens are refused, beside a request of vLLM's own without any."""
+    answers = run_blobs(llm, pipeline.task, [[1, 2, 3]] * (len(blobs) + 1), [None, *blobs])
+    statuses = [transport.unpack(data.numpy().tobytes()).status for data in answers[1:]]
+    assert statuses == [Status.BAD_BLOB] * len(blobs)

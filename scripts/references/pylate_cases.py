@@ -38,6 +38,8 @@ class Variant:
         prompts: By name.
         lower: ``do_lower_case``.
         seed: Of the weights.
+        copies: How often a text stands in the batch that encodes it. LFM2 in transformers 5.3 applies the attention
+            mask to its convolutions in batches of two and more only; newer versions always do.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Variant:
     dense: list[dict[str, Any]] = field(default_factory=lambda: [{"out_features": 16, "bias": False}])
     prompts: dict[str, str] = field(default_factory=dict)
     lower: bool = False
+    copies: int = 1
 
 
 def run(backbone: Path, variant: Variant, output: Path) -> None:
@@ -86,7 +89,8 @@ def results(model: Any, variant: Variant) -> tuple[dict[str, Any], dict[str, np.
                     "input_ids"
                 ]
                 arrays[f"{key}_ids"] = ids[0].numpy().astype(np.int32)
-                arrays[key] = model.encode(text, is_query=is_query, prompt_name=prompt_name)
+                batch = [text] * variant.copies
+                arrays[key] = model.encode(batch, is_query=is_query, prompt_name=prompt_name)[0]
                 cases.append({"key": key, "text": text, "is_query": is_query, "prompt_name": prompt_name})
     for factor in (2, 3):
         for index, text in enumerate(DOCUMENTS):

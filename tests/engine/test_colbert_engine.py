@@ -10,23 +10,34 @@ import numpy as np
 import pytest
 from test_engine import engine
 
-from retrieval_harness import Golden, ask, assert_same_vectors, decoded, request, vectors
+from retrieval_harness import (
+    COLBERTS,
+    Golden,
+    ask,
+    assert_refused,
+    assert_same_vectors,
+    decoded,
+    each,
+    raw_vectors,
+    request,
+    vectors,
+    vectors_together,
+)
+from vllm_factory.errors import UnsupportedError
 from vllm_factory.io.colbert import ColbertPipeline
 from vllm_factory.io.limits import Limits
 from vllm_factory.poolers import multivector
 from vllm_factory.poolers.multivector import maxsim
 from vllm_factory.pooling import transport
-from vllm_factory.pooling.protocol import Status
 
-pytestmark = [pytest.mark.engine, pytest.mark.moderncolbert]
-vllm = pytest.importorskip("vllm", reason="vLLM is not installed: make install")
+pytestmark = pytest.mark.engine
+pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
-GOLDENS = [Golden("moderncolbert", name) for name in ("hidden", "attended", "unexpanded")]
 #: Vectors of a request alone and in a crowd.
 BATCH_TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module", params=GOLDENS, ids=lambda golden: f"{golden.plugin}-{golden.name}")
+@pytest.fixture(scope="module", params=each(*COLBERTS))
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Golden, Any]]:
     """A golden checkpoint and an engine that serves it."""
     golden: Golden = request.param
@@ -50,18 +61,7 @@ def test_neighbours_change_nothing(served: tuple[Golden, Any]) -> None:
     draw = random.Random(0)
     cases = [draw.choice(golden.cases(pool_factor=1)) for _ in range(64)]
     pipeline = ColbertPipeline.read(str(golden.path), None, llm.llm_engine.model_config.max_model_len, Limits())
-    prompts = [pipeline.encode(pipeline.parse(request(case))).prompts[0] for case in cases]
-    blobs = [transport.pack(pipeline.blob_kind, i, prompt.arrays) for i, prompt in enumerate(prompts)]
-    outputs = llm.encode(
-        [{"prompt_token_ids": prompt.token_ids} for prompt in prompts],
-        [vllm.PoolingParams(task=pipeline.task, extra_kwargs={transport.EXTRA_KWARG: blob}) for blob in blobs],
-        pooling_task=pipeline.task,
-        use_tqdm=False,
-    )
-    for case, output in zip(cases, outputs, strict=True):
-        blob = transport.unpack(output.outputs.data.numpy().tobytes())
-        assert Status(blob.status) is Status.OK
-        got = blob.arrays[1].reshape(blob.arrays[0].tolist())
+    for case, got in zip(cases, vectors_together(llm, pipeline, [request(case) for case in cases]), strict=True):
         np.testing.assert_allclose(got, vectors(ask(llm, **request(case)))[0], atol=BATCH_TOLERANCE, rtol=0)
 
 
@@ -121,11 +121,46 @@ def test_nothing_hurts_the_engine(served: tuple[Golden, Any]) -> None:
         transport.pack(kind, 0, (role, np.array([3], np.int32))),
         transport.pack(kind, 0, (role, np.array([1, 1], np.int32))),
     ]
-    params = [vllm.PoolingParams(task="token_embed")] + [
-        vllm.PoolingParams(task="token_embed", extra_kwargs={transport.EXTRA_KWARG: blob}) for blob in bad
-    ]
-    outputs = llm.encode([{"prompt_token_ids": [1, 2, 3]}] * len(params), params, pooling_task="token_embed")
-    statuses = [transport.unpack(o.outputs.data.numpy().tobytes()).status for o in outputs[1:]]
-    assert statuses == [Status.BAD_BLOB] * len(bad)
+    assert_refused(llm, ColbertPipeline, bad)
     case = golden.cases(pool_factor=1)[0]
     assert_same_vectors(vectors(ask(llm, **request(case)))[0], golden.arrays()[case["key"]])
+
+
+LFM2 = [golden for golden in COLBERTS if golden.plugin == "lfm2_colbert"]
+
+
+@pytest.mark.parametrize("served", each(*LFM2), indirect=True)
+def test_a_convolution_never_reads_what_others_left_in_its_state(served: tuple[Golden, Any]) -> None:
+    """Beginnings of one prompt, of 1, 2, 3 and more tokens, shuffled: the same vectors, as the model looks back."""
+    _, llm = served
+    longest = llm.llm_engine.model_config.max_model_len
+    draw = random.Random(2)
+    whole = [draw.randrange(4, 400) for _ in range(longest)]
+    lengths = [1, 2, 3] * 12 + [draw.randrange(4, longest + 1) for _ in range(27)] + [longest]
+    draw.shuffle(lengths)
+    # Nothing of a query: those of its length would be searched for expansion tokens, of which there is none here.
+    prompts = [whole[:length] for length in lengths]
+    vectors_of = raw_vectors(llm, ColbertPipeline, prompts)
+    reference = vectors_of[lengths.index(longest)]
+    assert len({tuple(row) for row in reference.round(4).tolist()}) > longest // 2, "the tokens' vectors differ"
+    for length, got in zip(lengths, vectors_of, strict=True):
+        np.testing.assert_allclose(got, reference[:length], atol=BATCH_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("golden", each(LFM2[0]))
+def test_prompts_are_never_split(golden: Golden) -> None:
+    """Steps that have room for one long prompt only; and what would split prompts is refused at start."""
+    options = golden.engine_options()
+    with engine(golden.path, max_num_batched_tokens=options["max_model_len"], **options) as llm:
+        assert not llm.llm_engine.vllm_config.scheduler_config.enable_chunked_prefill
+        cases = golden.cases(pool_factor=1)
+        pipeline = ColbertPipeline.read(str(golden.path), None, options["max_model_len"], Limits())
+        for case, got in zip(cases, vectors_together(llm, pipeline, list(map(request, cases))), strict=True):
+            assert_same_vectors(got, golden.arrays()[case["key"]], case["key"])
+    # (Prefix caching without chunks is refused by vLLM itself.)
+    for refused in (["enable_chunked_prefill"], ["enable_chunked_prefill", "enable_prefix_caching"]):
+        with (
+            pytest.raises(UnsupportedError, match="(.*?)".join(refused).replace("_", "-")),
+            engine(golden.path, **options, **dict.fromkeys(refused, True)),
+        ):
+            pass

@@ -10,23 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrieval_harness import Golden, decoded
+from retrieval_harness import COLBERTS, Golden, decoded, each
 from vllm_factory.errors import CheckpointError, RequestError
 from vllm_factory.io import token_pooling
-from vllm_factory.io.colbert import ColbertPipeline, ColbertSettings, longest_prompt
+from vllm_factory.io.colbert import ColbertPipeline, ColbertSettings, Expansion, longest_prompt
 from vllm_factory.io.limits import Limits
 from vllm_factory.poolers.multivector import Role
 from vllm_factory.published import Published
 
-GOLDENS = [Golden("moderncolbert", name) for name in ("hidden", "attended", "unexpanded")]
-pytestmark = pytest.mark.moderncolbert
+GOLDENS = [golden for golden in COLBERTS if golden.plugin == "moderncolbert"]
+LFM2 = {golden.name: golden for golden in COLBERTS if golden.plugin == "lfm2_colbert"}
+pytestmark = [pytest.mark.moderncolbert, pytest.mark.lfm2_colbert]
 
 
 def pipeline(golden: Golden = GOLDENS[0], limits: Limits | None = None, max_tokens: int = 512) -> ColbertPipeline:
     return ColbertPipeline.read(str(golden.path), None, max_tokens, limits or Limits())
 
 
-@pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: g.name)
+@pytest.mark.parametrize("golden", each(*COLBERTS))
 def test_tokens_are_pylate_s(golden: Golden) -> None:
     reads = pipeline(golden)
     cases = golden.cases(pool_factor=1)
@@ -228,6 +229,43 @@ def test_a_server_too_short_for_queries_stops_the_start() -> None:
 def test_the_longest_prompt_is_pylate_s_and_within_the_positions(tmp_path: Path) -> None:
     assert longest_prompt(GOLDENS[0].published) == 48
     assert longest_prompt(changed(tmp_path, SETTINGS, document_length=9999)) == 512
+
+
+@pytest.mark.parametrize(
+    ("golden", "expansion"),
+    [
+        (GOLDENS[0], Expansion(4, spared=0, ends_text=False)),
+        (LFM2["hidden"], Expansion(3, spared=0, ends_text=True)),
+        (LFM2["ended"], Expansion(3, spared=1, ends_text=True)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Golden) else "",
+)
+def test_what_fills_queries_up_is_told_from_what_ends_every_text(golden: Golden, expansion: Expansion) -> None:
+    assert pipeline(golden).writer.expansion == expansion
+
+
+@pytest.mark.parametrize("name", ["hidden", "ended"])
+def test_a_query_that_ends_in_what_fills_it_up_is_refused(name: str) -> None:
+    reads = pipeline(LFM2[name])
+    good = {"text": ["Apple", "", "<|im_end|> Apple", "word " * 100], "is_query": True}
+    assert {len(prompt.token_ids) for prompt in reads.encode(reads.parse(good)).prompts} == {
+        reads.writer.settings.query_length
+    }
+    for bad in ("Apple<|im_end|>", "<|im_end|>", "<|im_end|><|im_end|>  "):
+        with pytest.raises(RequestError, match=r"text\[1\]: ends with '<\|im_end\|>', which only query expansion"):
+            reads.encode(reads.parse({"text": ["Apple", bad], "is_query": True}))
+
+
+def test_a_text_may_end_as_it_likes_where_expansion_is_seen() -> None:
+    reads = pipeline(LFM2["attended"])
+    (prompt,) = reads.encode(reads.parse({"text": "Apple<|im_end|>", "is_query": True})).prompts
+    assert len(prompt.token_ids) == 24
+
+
+def test_an_expansion_on_the_left_stops_the_start(tmp_path: Path) -> None:
+    checkpoint = changed(tmp_path, "tokenizer_config.json", padding_side="left")
+    with pytest.raises(CheckpointError, match="pads on the left"):
+        ColbertPipeline.read(str(checkpoint.path), None, 512, Limits())
 
 
 def test_defaults_are_pylate_s() -> None:

@@ -17,15 +17,16 @@ from vllm_factory.pooling.protocol import Status
 WIDTH, OUT = 8, 6
 LENGTHS = [1, 5, 3, 9]
 
-ONE_BY_ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "pooling_mode_cls_token": lambda rows: rows[0],
-    "pooling_mode_max_tokens": lambda rows: rows.max(0).values,
-    "pooling_mode_mean_tokens": lambda rows: rows.mean(0),
-    "pooling_mode_mean_sqrt_len_tokens": lambda rows: rows.sum(0) / len(rows) ** 0.5,
-    "pooling_mode_weightedmean_tokens": lambda rows: (
-        (rows * torch.arange(1.0, len(rows) + 1)[:, None]).sum(0) / sum(range(1, len(rows) + 1))
+#: Of one text's rows, of which the first ``skip`` belong to a prompt that is left out.
+ONE_BY_ONE: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "pooling_mode_cls_token": lambda rows, _: rows[0],
+    "pooling_mode_max_tokens": lambda rows, skip: rows[skip:].max(0).values,
+    "pooling_mode_mean_tokens": lambda rows, skip: rows[skip:].mean(0),
+    "pooling_mode_mean_sqrt_len_tokens": lambda rows, skip: rows[skip:].sum(0) / (len(rows) - skip) ** 0.5,
+    "pooling_mode_weightedmean_tokens": lambda rows, skip: (
+        sum(i * row for i, row in enumerate(rows, 1) if i > skip) / sum(range(skip + 1, len(rows) + 1))
     ),
-    "pooling_mode_lasttoken": lambda rows: rows[-1],
+    "pooling_mode_lasttoken": lambda rows, _: rows[-1],
 }
 
 
@@ -48,7 +49,7 @@ def test_every_pooling(mode: str, skip: int) -> None:
     hidden = hidden_states()
     start = 0
     for length, got in zip(LENGTHS, run(pooler, hidden, skip=skip), strict=True):
-        want = ONE_BY_ONE[mode](hidden[start + min(skip, length - 1) : start + length])
+        want = ONE_BY_ONE[mode](hidden[start : start + length], min(skip, length - 1))
         np.testing.assert_allclose(got, want.numpy(), atol=1e-6)
         start += length
 

@@ -18,7 +18,14 @@ def flat() -> tuple[torch.Tensor, Varlen]:
     return ids, Varlen([len(sequence) for sequence in SEQUENCES], ids.device)
 
 
-def one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+def one_by_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    window: int | None,
+    causal: bool = False,
+    spared: int = 0,
+) -> torch.Tensor:
     """``[T, H, D]`` to ``[T, H * D]``, a row at a time."""
     rows = []
     start = 0
@@ -27,10 +34,12 @@ def one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, wind
         if seen == LENGTH:
             while sequence[seen - 1] == MASK:
                 seen -= 1
+            seen = min(seen + spared, len(sequence))
         for i in range(len(sequence)):
             near = [start + j for j in range(seen) if window is None or abs(i - j) <= window]
+            near = [j for j in near if not causal or j <= start + i]
             if not near:
-                rows.append(torch.zeros(HEADS * SIZE))
+                rows.append(torch.zeros(query[0].numel()))
                 continue
             weights = torch.einsum("hd,jhd->hj", query[start + i], key[near]).mul(0.5).softmax(-1)
             rows.append(torch.einsum("hj,jhd->hd", weights, value[near]).flatten())
@@ -58,3 +67,20 @@ def test_equals_one_row_at_a_time(window: int | None, everything: bool) -> None:
 def test_nothing_is_done_where_nothing_can_be_hidden() -> None:
     ids, varlen = torch.arange(5), Varlen([2, 3], torch.device("cpu"))
     assert hidden_keys(ids, varlen, token=MASK, length=LENGTH, everything=False) is None
+
+
+@pytest.mark.parametrize("spared", [0, 1, 2])
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_model_that_looks_back_sees_no_hidden_token_either(everything: bool, spared: int) -> None:
+    ids, varlen = flat()
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(len(ids), 2 * HEADS, SIZE, generator=generator)
+    key, value = torch.randn(2, len(ids), HEADS, SIZE, generator=generator)
+    hidden = hidden_keys(ids, varlen, token=MASK, spared=spared, length=LENGTH, everything=everything)
+    assert hidden is not None
+    got = hidden.attend(query, key, value, scale=0.5, window=None, causal=True)
+    twice = [torch.stack([x, x], 2).flatten(1, 2) for x in (key, value)]  # two heads of the query each
+    want = one_by_one(query, twice[0], twice[1], None, causal=True, spared=spared)
+    torch.testing.assert_close(got, want if hidden.rows is None else want[hidden.rows], atol=1e-6, rtol=0)
+    visible = hidden.visible(len(ids))
+    assert visible.tolist() == [not 5 + spared <= i < 9 for i in range(len(ids))]

@@ -147,12 +147,34 @@ def load_model_of_vllm_strictly(model: Any, weights: Sequence[tuple[str, torch.T
     parameters = {name for name, _ in model.named_parameters()}
     mapped = {name for name, _ in model.hf_to_vllm_mapper.apply(weights)}
     loaded: set[str] = model.load_weights(iter(weights))
-    unknown, missing = mapped - parameters, parameters - loaded
+    unknown, missing = mapped - parameters, parameters - loaded | _missing_parts(model.hf_to_vllm_mapper, weights)
     if unknown or missing:
         raise CheckpointError(
             f"tensors that nobody takes: {_listed(unknown)}; parameters that nobody fills: {_listed(missing)}"
         )
     return loaded
+
+
+def _missing_parts(mapper: Any, weights: Sequence[tuple[str, torch.Tensor]]) -> set[str]:
+    """Tensors that are not among ``weights`` although others are that make one parameter with them.
+
+    vLLM counts a parameter as loaded as soon as one of its parts is.
+    """
+    stacked = {old: (new, _set(shard)) for old, (new, shard) in getattr(mapper, "orig_to_new_stacked", {}).items()}
+    given: dict[str, set[Any]] = {}
+    for name, tensor in mapper.apply(weights):
+        if any(new in name for new, _ in stacked.values()):
+            given.setdefault(name, set()).add(getattr(tensor, "shard_id", None))
+    return {
+        name.replace(new, old)
+        for name, shards in given.items()
+        for old, (new, wanted) in stacked.items()
+        if new in name and None not in shards and wanted - shards
+    }
+
+
+def _set(shard: Any) -> set[Any]:
+    return set(shard) if isinstance(shard, list | tuple) else {shard}
 
 
 def with_backbone(vllm_config: VllmConfig, hf_config: Any) -> VllmConfig:

@@ -97,17 +97,39 @@ def longest_prompt(checkpoint: Published) -> int:
     return min(longest, positions) if isinstance(positions, int) else longest
 
 
-def expansion_token(tokenizer: Any) -> int:
-    """Id of what fills a query up, as PyLate chooses it: the mask token, else the end token, else padding.
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """What fills queries up.
 
-    Raises:
-        CheckpointError: The tokenizer has none of them.
+    Attributes:
+        token: Its id.
+        spared: How many of the tokens that end every text are this token, too, and no expansion.
+        ends_text: Whether nothing else ends every text: then a text could end in the token as well.
     """
-    for name in ("mask_token_id", "eos_token_id", "pad_token_id"):
-        token = getattr(tokenizer, name, None)
-        if token is not None:
-            return int(token)
-    raise CheckpointError("the checkpoint's tokenizer has no mask, end or padding token to expand queries with")
+
+    token: int
+    spared: int
+    ends_text: bool
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer) -> Expansion:
+        """As PyLate chooses the token: the mask token, else the end token, else padding.
+
+        Raises:
+            CheckpointError: The tokenizer has none of them.
+        """
+        ending = tokenizer.ending()
+        for name in ("mask_token_id", "eos_token_id", "pad_token_id"):
+            token = getattr(tokenizer.tokenizer, name, None)
+            if token is not None:
+                spared = next((n for n, each in enumerate(reversed(ending)) if each != token), len(ending))
+                return cls(int(token), spared, spared == len(ending))
+        raise CheckpointError("the checkpoint's tokenizer has no mask, end or padding token to expand queries with")
+
+    def follows(self, ids: Sequence[int]) -> bool:
+        """Whether a text's tokens, not filled up yet, end in what could not be told from an expansion."""
+        content = ids[: len(ids) - self.spared]
+        return self.ends_text and bool(content) and content[-1] == self.token
 
 
 class ColbertWriter:
@@ -125,7 +147,7 @@ class ColbertWriter:
     def __init__(self, settings: ColbertSettings, tokenizer: TextTokenizer, max_tokens: int) -> None:
         self.settings = settings
         self.tokenizer = tokenizer
-        self.expansion = expansion_token(tokenizer.tokenizer)
+        self.expansion = Expansion.of(tokenizer)
         if settings.query_length > max_tokens:
             raise CheckpointError(
                 f"query_length is {settings.query_length}, the server takes {max_tokens} tokens; "
@@ -152,12 +174,11 @@ class ColbertWriter:
         prefix, length = self._prefixes[is_query], self._lengths[is_query]
         tokens = self.tokenizer.encode(text, length - (prefix is not None), prompt)
         expands = is_query and self.settings.do_query_expansion
-        if self.settings.hides_expansion and tokens.ids and tokens.ids[-1] == self.expansion:
-            raise RequestError(
-                "text", f"ends with {shown(self.tokenizer.token(self.expansion))}, which only query expansion may"
-            )
+        if self.settings.hides_expansion and self.expansion.follows(tokens.ids):
+            token = shown(self.tokenizer.token(self.expansion.token))
+            raise RequestError("text", f"ends with {token}, which only query expansion may")
         if expands:
-            tokens = tokens.padded(length - (prefix is not None), self.expansion)
+            tokens = tokens.padded(length - (prefix is not None), self.expansion.token)
         if prefix is not None:
             tokens = tokens.with_token(1, prefix)
         if not tokens.ids:

@@ -79,7 +79,10 @@ class DenseTextRequest(TextRequest):
         ),
     )
     dimensions: Positive | None = Field(
-        default=None, description="Keep the first so many dimensions, normalised again (Matryoshka)."
+        default=None,
+        description=(
+            "Keep the first so many dimensions (Matryoshka), normalised again where the checkpoint normalises."
+        ),
     )
 
 

@@ -80,6 +80,11 @@ class TextTokenizer:
         ]
         return self._truncated(encoding.ids, spans, max_length)
 
+    def ending(self) -> list[int]:
+        """Ids of the special tokens behind every text."""
+        behind = self._special[1]
+        return list(self._backend.encode("a").ids[-behind:]) if behind else []
+
     def count(self, text: str) -> int:
         """Tokens of a text, special tokens included."""
         return len(self._backend.encode(text.strip()).ids)

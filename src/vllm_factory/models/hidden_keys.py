@@ -1,4 +1,4 @@
-"""Attention in both directions in which some tokens are seen by nobody. Plain torch, no vLLM import.
+"""Attention in which some tokens are seen by nobody. Plain torch, no vLLM import.
 
 ColBERT fills queries up with mask tokens that get vectors, and to which, as most checkpoints are saved, no token
 attends. Kernels for flat batches know boundaries of sequences and windows, and no such mask; this does.
@@ -31,53 +31,77 @@ class HiddenKeys:
         self.varlen = varlen
         self.hidden = hidden
 
+    def visible(self, num_tokens: int) -> torch.Tensor:
+        """``[rows of the whole batch]`` bool: all but the hidden ones."""
+        if self.rows is None:
+            return ~self.hidden
+        everything = torch.ones(num_tokens, dtype=torch.bool, device=self.hidden.device)
+        return everything.index_put((self.rows,), ~self.hidden)
+
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float, window: int | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        causal: bool = False,
     ) -> torch.Tensor:
         """Attention of the chosen sequences, each over its own tokens that are not hidden.
 
         Args:
-            query, key, value: ``[rows of the whole batch, H, D]``.
+            query: ``[rows of the whole batch, H, D]``.
+            key, value: The same, or of fewer heads, each of which serves as many neighbours among the query's.
             scale: Factor of the products.
             window: Greatest distance at which tokens see each other; ``None`` for any.
+            causal: Whether tokens see none behind them.
 
         Returns:
             ``[T, H * D]``, in the order of ``rows``. A token that sees nobody gets zeros.
         """
 
         def within(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: PaddedGroup) -> torch.Tensor:
-            sees = self._sees(group, window)
+            sees = self._sees(group, window, causal)
             context = F.scaled_dot_product_attention(q, k, v, attn_mask=sees, scale=scale)
             # What a softmax over nothing is, differs between kernels.
             return torch.where(sees.any(-1, keepdim=True), context, 0.0)
 
         chosen = [x if self.rows is None else x[self.rows] for x in (query, key, value)]
+        shared = query.shape[1] // key.shape[1]
+        if shared > 1:
+            chosen[1:] = [x.repeat_interleave(shared, dim=1) for x in chosen[1:]]
         return self.varlen.attend(chosen[0], chosen[1], chosen[2], within)
 
-    def _sees(self, group: PaddedGroup, window: int | None) -> torch.Tensor:
+    def _sees(self, group: PaddedGroup, window: int | None, causal: bool) -> torch.Tensor:
         """``[B, 1, L, L]`` bool. Padding sees what there is: its rows are dropped."""
         seen = ~self.hidden[group.index]
         if group.mask is not None:
             seen = seen & group.mask
         sees = seen[:, None, None, :]
         position = torch.arange(group.index.shape[1], device=sees.device)
-        if window is None:
+        if window is None and not causal:
             return sees.expand(-1, -1, position.shape[0], -1)
-        return sees & ((position[:, None] - position).abs() <= window)
+        ahead = position - position[:, None]
+        if window is not None:
+            sees = sees & (ahead.abs() <= window)
+        return sees & (ahead <= 0) if causal else sees
 
 
 def hidden_keys(
-    ids: torch.Tensor, varlen: Varlen, *, token: int, length: int, everything: bool
+    ids: torch.Tensor, varlen: Varlen, *, token: int, spared: int = 0, length: int, everything: bool
 ) -> HiddenKeys | None:
     """The sequences that need an attention of their own.
 
     A query that was filled up has exactly ``length`` tokens, so only such sequences can hold hidden ones: the run
-    of ``token`` at their end. (The io processor refuses a text that itself ends in that token.)
+    of ``token`` at their end, but for those that end every text. (The io processor refuses a text that itself
+    ends in that token, where it could not be told from them.)
 
     Args:
         ids: ``[T]`` token ids of the flat batch.
         varlen: All its sequences.
         token: What queries are filled up with.
+        spared: How many of the run are not hidden, from its beginning: those that end every text.
         length: How far.
         everything: Take all sequences, whatever their length.
 
@@ -89,7 +113,8 @@ def hidden_keys(
         return None
     rows = _rows(varlen, full)
     index = torch.from_numpy(rows).to(ids.device, non_blocking=True)
-    run = (ids[index] == token).view(len(full), length).flip(1).long().cumprod(1).flip(1).bool().flatten()
+    run = (ids[index] == token).view(len(full), length).flip(1).long().cumprod(1).flip(1)
+    run = (run.cumsum(1) > spared).logical_and(run.bool()).flatten()
     if not everything:
         return HiddenKeys(index, Varlen([length] * len(full), ids.device), run)
     hidden = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)

@@ -19,17 +19,28 @@ import torch.nn.functional as F
 from torch import nn
 
 from vllm_factory.errors import CheckpointError, TransportError
+from vllm_factory.poolers.dense_stack import DenseStack, dense_stack
 from vllm_factory.poolers.ragged import upload
 from vllm_factory.pooling.protocol import PoolerResult, Status
 from vllm_factory.published import Published
 
 
 class Segments(NamedTuple):
-    """Rows that are pooled, flat, and whose they are: ``[T, H]`` float32, ``[T]`` int64, and ``[B]`` counts."""
+    """Rows that are pooled, flat, and whose they are.
+
+    Attributes:
+        states: ``[T, H]`` float32.
+        owner: ``[T]`` int64, the request of each row.
+        places: ``[T]`` int64, the place of each row in its whole prompt, from 1.
+        counts: ``[B]`` int64, pooled rows.
+        first: ``[B, H]`` float32, each prompt's first row, whether it is pooled or not.
+    """
 
     states: torch.Tensor
     owner: torch.Tensor
+    places: torch.Tensor
     counts: torch.Tensor
+    first: torch.Tensor
 
     def sums(self, states: torch.Tensor) -> torch.Tensor:
         """``[T, ...]`` to ``[B, ...]``."""
@@ -50,9 +61,8 @@ def _mean_sqrt_length(segments: Segments) -> torch.Tensor:
 
 
 def _weighted_mean(segments: Segments) -> torch.Tensor:
-    starts = segments.ends() - segments.counts
-    rows = torch.arange(segments.states.shape[0], device=segments.states.device)
-    weights = (rows - starts[segments.owner] + 1).float().unsqueeze(-1)
+    # A prompt that is left out counts in the places all the same: as in the library.
+    weights = segments.places.float().unsqueeze(-1)
     return segments.sums(segments.states * weights) / segments.sums(weights)
 
 
@@ -63,7 +73,8 @@ def _max(segments: Segments) -> torch.Tensor:
 
 
 def _first(segments: Segments) -> torch.Tensor:
-    return segments.states[segments.ends() - segments.counts]
+    # The first token itself, even of a prompt that is left out of other poolings: as in the library.
+    return segments.first
 
 
 def _last(segments: Segments) -> torch.Tensor:
@@ -127,8 +138,8 @@ class EmbeddingRequest(NamedTuple):
 class EmbeddingPooler(nn.Module):
     """Pooling, dense modules, normalisation, and fewer dimensions where a request wants them.
 
-    Fewer dimensions are the first ones, normalised again: ``encode(truncate_dim=..., normalize_embeddings=True)``
-    of the library.
+    Fewer dimensions are the first ones: ``encode(truncate_dim=...)`` of the library, with
+    ``normalize_embeddings=True`` where the checkpoint normalises at all.
 
     Args:
         modes: Keys of :data:`POOLINGS`.
@@ -164,18 +175,12 @@ class EmbeddingPooler(nn.Module):
         self, hidden_states: torch.Tensor, starts: Sequence[int], requests: Sequence[EmbeddingRequest]
     ) -> list[PoolerResult]:
         """See :class:`~vllm_factory.pooling.protocol.FactoryPooler`."""
-        pairs = list(zip(starts, requests, strict=True))
-        rows = np.concatenate([np.arange(start + r.skip, start + r.num_tokens) for start, r in pairs])
-        counts = np.array([r.num_tokens - r.skip for r in requests])
-        owner = np.repeat(np.arange(len(requests)), counts)
-        device = hidden_states.device
-        segments = Segments(
-            hidden_states[upload(rows, device)].float(), upload(owner, device), upload(counts, device)
-        )
+        segments = _segments(hidden_states, np.array(starts), requests)
         pooled = torch.cat([POOLINGS[mode](segments) for mode in self.modes], dim=-1)
         vectors = self._normalised(self.head(pooled).float())
         kept = [request.dimensions or self.out_features for request in requests]
         if min(kept) < self.out_features:
+            device = hidden_states.device
             mask = torch.arange(self.out_features, device=device) < upload(np.array(kept), device)[:, None]
             # Zeros do not change a length, so the rest may stay until the transfer is done.
             vectors = self._normalised(vectors * mask)
@@ -183,6 +188,40 @@ class EmbeddingPooler(nn.Module):
 
     def _normalised(self, vectors: torch.Tensor) -> torch.Tensor:
         return F.normalize(vectors, p=2, dim=-1) if self.normalize else vectors
+
+
+def _segments(hidden_states: torch.Tensor, starts: np.ndarray, requests: Sequence[EmbeddingRequest]) -> Segments:
+    """The rows of all requests, picked and turned into float32."""
+    device = hidden_states.device
+    places = [np.arange(request.skip, request.num_tokens) for request in requests]
+    counts = np.array([each.size for each in places])
+    owner = np.repeat(np.arange(len(requests)), counts)
+    place = np.concatenate(places)
+    return Segments(
+        states=hidden_states[upload(place + starts[owner], device)].float(),
+        owner=upload(owner, device),
+        places=upload(place + 1, device),
+        counts=upload(counts, device),
+        first=hidden_states[upload(starts, device)].float(),
+    )
+
+
+def embedding_pooler(checkpoint: Published, hidden_size: int) -> tuple[EmbeddingPooler, DenseStack]:
+    """The pooler that a checkpoint's modules describe, and its dense modules, which still need their weights.
+
+    Raises:
+        CheckpointError: Its modules are others than a Transformer, a Pooling, any Dense, and maybe Normalize.
+    """
+    kinds = [module.kind for module in checkpoint.modules()]
+    normalize = kinds[-1] == "Normalize"
+    middle = kinds[2 : -1 if normalize else None]
+    if kinds[:2] != ["Transformer", "Pooling"] or set(middle) - {"Dense"}:
+        raise CheckpointError(
+            f"{checkpoint.name}: modules {', '.join(kinds)}; expected Transformer, Pooling, Dense ones, Normalize"
+        )
+    modes = PoolingConfig.read(checkpoint).modes
+    head = dense_stack(checkpoint, len(modes) * hidden_size)
+    return EmbeddingPooler(modes, head, head.out_features, normalize=normalize), head
 
 
 def _result(vector: np.ndarray) -> PoolerResult:

@@ -13,7 +13,7 @@ from vllm.model_executor.models.modernbert import ModernBertModel
 from vllm_factory.compat.attention import SequenceBoundaries
 from vllm_factory.compat.own_attention import inexact_on_this_device, take_over_modernbert
 from vllm_factory.compat.vllm_api import encoder_only, load_model_of_vllm_strictly, refuse_unsupported
-from vllm_factory.io.colbert import ColbertSettings, expansion_token
+from vllm_factory.io.colbert import ColbertSettings, Expansion
 from vllm_factory.io.texts import TextTokenizer
 from vllm_factory.models.hidden_keys import hidden_keys
 from vllm_factory.poolers.dense_stack import dense_stack, load_dense_stack
@@ -38,7 +38,7 @@ class ModernColbertModel(nn.Module):
         self.backbone = ModernBertModel(vllm_config=vllm_config, prefix=f"{prefix}.backbone".lstrip("."))
         self.head = dense_stack(self.checkpoint, model.hf_config.hidden_size)
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(self.head))
-        self.hidden_token: int | None = None
+        self.expansion: Expansion | None = None
         if settings.hides_expansion:
             self._hide_expansion(vllm_config, prefix)
         self.query_length = settings.query_length
@@ -47,8 +47,7 @@ class ModernColbertModel(nn.Module):
 
     def _hide_expansion(self, vllm_config: VllmConfig, prefix: str) -> None:
         """Expansion tokens get vectors, and nobody sees them: beyond vLLM's attention."""
-        tokenizer = TextTokenizer.load(str(self.checkpoint.path)).tokenizer
-        self.hidden_token = expansion_token(tokenizer)
+        self.expansion = Expansion.of(TextTokenizer.load(str(self.checkpoint.path)))
         self.boundaries = SequenceBoundaries(
             vllm_config,
             f"{prefix}.boundaries".lstrip("."),
@@ -68,11 +67,12 @@ class ModernColbertModel(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[T]`` token ids of all requests of the step, to ``[T, hidden size]``."""
-        if self.hidden_token is not None:
+        if self.expansion is not None:
             self.step.hidden = hidden_keys(
                 input_ids,
                 self.boundaries.varlen(input_ids.shape[0], input_ids.device),
-                token=self.hidden_token,
+                token=self.expansion.token,
+                spared=self.expansion.spared,
                 length=self.query_length,
                 everything=self.own_attention_only,
             )
