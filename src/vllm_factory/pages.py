@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pkgutil import resolve_name
 from typing import Any
 
@@ -48,14 +49,15 @@ def _published(spec: PluginSpec) -> list[str]:
     overrides: dict[str, Any] = {"architectures": [spec.architecture]}
     length = ""
     if spec.longest_prompt:
-        overrides["model_max_length"] = 512
-        length = " --max-model-len 512"
+        tokens = 8192 if spec.extra == "images" else 512
+        overrides["model_max_length"] = tokens
+        length = f" --max-model-len {tokens}"
     return [
         "- checkpoints are served as published; with vLLM's own command:",
         "",
         "```shell",
         f"vllm serve {spec.example_model} --runner pooling --io-processor-plugin {spec.io_name} \\",
-        f"  --hf-overrides '{json.dumps(overrides)}'{length} --enforce-eager",
+        f"  --hf-overrides '{json.dumps(overrides)}'{length} {shlex.join(spec.serve_flags)}",
         "```",
         *(
             [
@@ -77,7 +79,8 @@ def _sections(spec: PluginSpec) -> list[str]:
         heading = "## Fields of `data`"
         if spec.other_requests:
             required = [f"`{name}`" for name, field in model.model_fields.items() if field.is_required()]
-            heading += f" with {' and '.join(required)}"
+            either = [f"`{name}`" for name in getattr(model, "alternatives", ())]
+            heading += f" with {' and '.join(required) or ' or '.join(either)}"
         lines += [heading, "", *_fields(model), ""]
     return lines
 

@@ -108,6 +108,12 @@ class Published:
             raise CheckpointError(f"{self.name}: {MODULES_FILE} does not begin with a Transformer")
         return found
 
+    def within_positions(self, tokens: int) -> int:
+        """``tokens``, or the positions of the text model if they are fewer."""
+        config = self.table("config.json")
+        positions = (config.get("text_config") or config).get("max_position_embeddings")
+        return min(tokens, positions) if isinstance(positions, int) else tokens
+
     def settings(self) -> dict[str, Any]:
         """``config_sentence_transformers.json``."""
         return self.table(SETTINGS_FILE, missing_ok=True)
@@ -136,10 +142,16 @@ class Published:
 
 
 def layout(path: Path) -> str | None:
-    """What a sentence-transformers layout holds: ``colbert``, ``dense``, or ``None`` for another layout."""
+    """How a checkpoint is laid out.
+
+    Returns:
+        In the layout of sentence-transformers, what it holds: ``colbert``, ``dense`` or ``None``. Else the
+        architecture that ``config.json`` names, or ``None``.
+    """
     checkpoint = Published(path, str(path))
     if not checkpoint.has(MODULES_FILE):
-        return None
+        architectures = checkpoint.table("config.json", missing_ok=True).get("architectures")
+        return str(architectures[0]) if isinstance(architectures, list) and architectures else None
     kinds = [module.kind for module in checkpoint.modules()]
     settings = checkpoint.settings()
     if settings.get("model_type") == "ColBERT" or settings.get("similarity_fn_name") == "MaxSim":

@@ -1,10 +1,10 @@
-"""The configuration class of prepared checkpoints, known to transformers under our own ``model_type``."""
+"""Configuration classes that transformers does not have: of prepared checkpoints, and of published ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, Lfm2VlConfig, PretrainedConfig
 
 from vllm_factory.registry import MODEL_TYPE
 
@@ -26,6 +26,20 @@ class FactoryConfig(PretrainedConfig):  # type: ignore[misc]
         super().__init__(**kwargs)
 
 
+class ColLfm2Config(Lfm2VlConfig):  # type: ignore[misc]
+    """``config.json`` of ColLFM2: LFM2-VL's, or no more than the name of the base model that holds the rest."""
+
+    model_type = "collfm2"
+
+    def __init__(self, base_model: str | None = None, **kwargs: Any) -> None:
+        if base_model is not None and "text_config" not in kwargs:
+            base = AutoConfig.from_pretrained(base_model).to_dict()
+            kwargs = {key: value for key, value in base.items() if key != "model_type"} | kwargs
+        self.base_model = base_model
+        super().__init__(**kwargs)
+
+
 def register_config() -> None:
-    """Teach ``AutoConfig`` our ``model_type``. Running it again changes nothing."""
+    """Teach ``AutoConfig`` our ``model_type`` and those of plugins. Running it again changes nothing."""
     AutoConfig.register(MODEL_TYPE, FactoryConfig, exist_ok=True)
+    AutoConfig.register(ColLfm2Config.model_type, ColLfm2Config, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -105,6 +105,20 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
         raise UnsupportedError("; ".join(problems))
 
 
+def refuse_other_images(vllm_config: VllmConfig) -> None:
+    """Stop at start when images would be processed otherwise than the io processor counts on.
+
+    Raises:
+        UnsupportedError: The message names the setting and the remedy.
+    """
+    changed = getattr(vllm_config.model_config.multimodal_config, "mm_processor_kwargs", None)
+    if changed:
+        raise UnsupportedError(
+            f"--mm-processor-kwargs {changed}: how images are processed stands in the checkpoint's "
+            "preprocessor_config.json, which both sides read; change it there"
+        )
+
+
 def load_weights_strictly(
     parameters: Iterator[tuple[str, torch.Tensor]], weights: Iterable[tuple[str, torch.Tensor]]
 ) -> set[str]:
@@ -135,8 +149,15 @@ def load_weights_strictly(
     return loaded
 
 
-def load_model_of_vllm_strictly(model: Any, weights: Sequence[tuple[str, torch.Tensor]]) -> set[str]:
+def load_model_of_vllm_strictly(
+    model: Any, weights: Sequence[tuple[str, torch.Tensor]], load: Callable[..., set[str]] | None = None
+) -> set[str]:
     """Give published ``weights`` to a model class of vLLM's, which would skip the names it does not know.
+
+    Args:
+        model: The model.
+        weights: All of the checkpoint's.
+        load: The class's own way of loading; ``model.load_weights`` when absent.
 
     Returns:
         The names of the model's parameters loaded: all of them.
@@ -144,37 +165,81 @@ def load_model_of_vllm_strictly(model: Any, weights: Sequence[tuple[str, torch.T
     Raises:
         CheckpointError: A tensor that nobody takes, or a parameter that nobody fills.
     """
+    packed = _packed(model)
+    given: dict[str, set[str]] = {}
+    for name, _ in weights:
+        for destination in _destinations(model, name, packed):
+            given.setdefault(destination, set()).add(name)
     parameters = {name for name, _ in model.named_parameters()}
-    mapped = {name for name, _ in model.hf_to_vllm_mapper.apply(weights)}
-    loaded: set[str] = model.load_weights(iter(weights))
-    unknown, missing = mapped - parameters, parameters - loaded | _missing_parts(model.hf_to_vllm_mapper, weights)
+    unknown = given.keys() - parameters
+    missing = {part for name in parameters for part in _missing(name, given.get(name, set()), packed)}
     if unknown or missing:
         raise CheckpointError(
             f"tensors that nobody takes: {_listed(unknown)}; parameters that nobody fills: {_listed(missing)}"
         )
+    loaded: set[str] = (load or model.load_weights)(iter(weights))
+    unfilled = {name for name, _ in model.named_parameters()} - loaded
+    if unfilled:
+        raise CheckpointError(f"parameters that nobody fills: {_listed(unfilled)}")
     return loaded
 
 
-def _missing_parts(mapper: Any, weights: Sequence[tuple[str, torch.Tensor]]) -> set[str]:
-    """Tensors that are not among ``weights`` although others are that make one parameter with them.
-
-    vLLM counts a parameter as loaded as soon as one of its parts is.
-    """
-    stacked = {old: (new, _set(shard)) for old, (new, shard) in getattr(mapper, "orig_to_new_stacked", {}).items()}
-    given: dict[str, set[Any]] = {}
-    for name, tensor in mapper.apply(weights):
-        if any(new in name for new, _ in stacked.values()):
-            given.setdefault(name, set()).add(getattr(tensor, "shard_id", None))
-    return {
-        name.replace(new, old)
-        for name, shards in given.items()
-        for old, (new, wanted) in stacked.items()
-        if new in name and None not in shards and wanted - shards
-    }
+def _destinations(model: Any, name: str, packed: Mapping[str, Sequence[str]]) -> list[str]:
+    """The parameters that a published name belongs to; vLLM's modules rename, from the outermost to the inner."""
+    whole = {part: together for together, parts in packed.items() for part in parts}
+    names = [name]
+    applied: list[tuple[str, Any]] = []
+    for prefix, mapper in _mappers(model):
+        # A model and its backbone often share a mapper, of which only one is applied.
+        if not any(prefix.startswith(outer) and mapper == used for outer, used in applied):
+            applied.append((prefix, mapper))
+            names = [new for each in names for new in _renamed(mapper, f"{prefix}.".lstrip("."), each)]
+    return [_replaced(each, whole) for each in names]
 
 
-def _set(shard: Any) -> set[Any]:
-    return set(shard) if isinstance(shard, list | tuple) else {shard}
+def _mappers(model: Any) -> list[tuple[str, Any]]:
+    found = ((prefix, getattr(module, "hf_to_vllm_mapper", None)) for prefix, module in model.named_modules())
+    return [(prefix, mapper) for prefix, mapper in found if mapper is not None]
+
+
+def _renamed(mapper: Any, prefix: str, name: str) -> list[str]:
+    if not name.startswith(prefix):
+        return [name]
+    # Names are what counts; a mapper may leave notes on the tensors.
+    return [prefix + new for new, _ in mapper.apply([(name[len(prefix) :], torch.empty(0))])]
+
+
+def _replaced(name: str, modules: Mapping[str, str]) -> str:
+    """``name`` with another last module."""
+    *outer, module, kind = ["", *name.split(".")]
+    return ".".join([*outer, modules.get(module, module), kind]).lstrip(".")
+
+
+def _missing(parameter: str, given: set[str], packed: Mapping[str, Sequence[str]]) -> set[str]:
+    """Published names of what is missing of a parameter; its own where nothing of it is there."""
+    parts = packed.get(parameter.split(".")[-2] if "." in parameter else "", ())
+    if not given or len(given) >= len(parts):
+        return set() if given else {parameter}
+    one = next(iter(given))
+    present = next((part for part in parts if f".{part}." in f".{one}."), None)
+    if present is None:
+        return {parameter}
+    return {f".{one}".replace(f".{present}.", f".{part}.").lstrip(".") for part in parts} - given
+
+
+def _packed(model: Any) -> dict[str, Sequence[str]]:
+    """Published modules by the module in which vLLM keeps them together. What an outer model says comes first."""
+    found: dict[str, Sequence[str]] = {}
+    for _, module in model.named_modules():
+        for whole, parts in getattr(module, "packed_modules_mapping", {}).items():
+            found.setdefault(whole, parts)
+    for _, mapper in _mappers(model):
+        groups: dict[str, list[str]] = {}
+        for part, (whole, _shard) in getattr(mapper, "orig_to_new_stacked", {}).items():
+            groups.setdefault(whole.strip("."), []).append(part.strip("."))
+        for whole, parts in groups.items():
+            found.setdefault(whole, parts)
+    return found
 
 
 def with_backbone(vllm_config: VllmConfig, hf_config: Any) -> VllmConfig:
@@ -194,3 +259,13 @@ def encoder_only(model_class: type) -> type:
 
     decorate: Callable[[type], type] = attn_type("encoder_only")
     return decorate(model_class)
+
+
+def whole_prompts(model_class: type) -> type:
+    """Class decorator of causal models: a pooler of ours wants a prompt in one step, so vLLM may not cut it.
+
+    vLLM neither chunks nor reuses prefixes where the first token's state is pooled, so that is what we claim.
+    """
+    model_class.default_seq_pooling_type = "CLS"  # type: ignore[attr-defined]
+    model_class.default_tok_pooling_type = "ALL"  # type: ignore[attr-defined]
+    return model_class

@@ -1,12 +1,10 @@
 """ColBERT as PyLate has it: how queries and documents become tokens, vectors, and rankings. No vLLM import.
 
-Nothing of it is known here; everything stands in the checkpoint's files. Shapes: M query vectors, L document
-vectors.
+Nothing of it is known here; everything stands in the checkpoint's files.
 """
 
 from __future__ import annotations
 
-import secrets
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +14,17 @@ import numpy as np
 
 from vllm_factory.errors import CheckpointError, RequestError, shown
 from vllm_factory.io.limits import Limits
+from vllm_factory.io.multivector import MultiVectorPipeline, RankState, VectorsState, Written, written_text
 from vllm_factory.io.ner import validated
-from vllm_factory.io.pipeline import Encoded, Prompt
 from vllm_factory.io.retrieval import (
     MultiVectorTextRequest,
     RankRequest,
     check_pool_factor,
     check_rank_request,
     check_text_request,
-    usage,
 )
 from vllm_factory.io.texts import TextTokenizer, Tokens
-from vllm_factory.io.token_pooling import pool_tokens
-from vllm_factory.io.vectors import unpacked, vector_item
-from vllm_factory.poolers.multivector import MultiVectorPooler, Role
 from vllm_factory.published import SETTINGS_FILE, Published
-
-_KEY_BITS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +84,7 @@ def longest_prompt(checkpoint: Published) -> int:
 
     vLLM itself would read ``max_seq_length``, in which PyLate leaves whatever it tokenized last.
     """
-    positions = checkpoint.table("config.json").get("max_position_embeddings")
-    longest = ColbertSettings.read(checkpoint).longest
-    return min(longest, positions) if isinstance(positions, int) else longest
+    return checkpoint.within_positions(ColbertSettings.read(checkpoint).longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,24 +192,7 @@ class ColbertWriter:
         return self.tokenizer.id_of(prefix)
 
 
-@dataclass(frozen=True, slots=True)
-class TextsState:
-    """What decoding needs of a request for vectors."""
-
-    request: MultiVectorTextRequest
-    tokens: tuple[Tokens, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RankState:
-    """What decoding needs of a ranking: the query's tokens come first."""
-
-    request: RankRequest
-    tokens: tuple[Tokens, ...]
-    skipped: tuple[np.ndarray, ...]
-
-
-class ColbertPipeline:
+class ColbertPipeline(MultiVectorPipeline[MultiVectorTextRequest, RankRequest]):
     """Requests of a ColBERT; see :class:`~vllm_factory.io.pipeline.Pipeline`.
 
     Args:
@@ -229,14 +202,11 @@ class ColbertPipeline:
         limits: Bounds on requests.
     """
 
-    blob_kind = MultiVectorPooler.blob_kind
-    task = MultiVectorPooler.task
-
     def __init__(self, writer: ColbertWriter, prompts: dict[str, str], default_prompt: str, limits: Limits) -> None:
+        super().__init__(limits)
         self.writer = writer
         self.prompts = prompts
         self.default_prompt = default_prompt
-        self.limits = limits
 
     @classmethod
     def read(cls, model: str, revision: str | None, max_tokens: int, limits: Limits) -> ColbertPipeline:
@@ -258,118 +228,31 @@ class ColbertPipeline:
         check_pool_factor(request)
         return request
 
-    def encode(self, request: MultiVectorTextRequest | RankRequest) -> Encoded[TextsState | RankState]:
-        """See :class:`~vllm_factory.io.pipeline.Pipeline`."""
-        return self._encode_ranking(request) if isinstance(request, RankRequest) else self._encode_texts(request)
-
-    def decode(
-        self, state: TextsState | RankState, results: Sequence[Sequence[np.ndarray]], prompt_tokens: int
-    ) -> dict[str, Any]:
-        """See :class:`~vllm_factory.io.pipeline.Pipeline`."""
-        arrays = [unpacked(list(result)) for result in results]
-        if isinstance(state, RankState):
-            return self._ranking(state, arrays, prompt_tokens)
-        items = [
-            self._item(state.request, array, tokens) for array, tokens in zip(arrays, state.tokens, strict=True)
-        ]
-        single = isinstance(state.request.text, str)
-        return {"embeddings": items[0] if single else items, "usage": usage(prompt_tokens)}
-
-    def _encode_texts(self, request: MultiVectorTextRequest) -> Encoded[TextsState | RankState]:
+    def write(self, request: MultiVectorTextRequest) -> VectorsState[MultiVectorTextRequest]:
+        """See :class:`~vllm_factory.io.multivector.MultiVectorPipeline`."""
         prompt = request.prompt if request.prompt is not None else self._prompt(request.prompt_name)
-        tokens, prompts = [], []
-        for index, text in enumerate(request.texts):
-            field = "text" if isinstance(request.text, str) else f"text[{index}]"
-            written = self._tokens(field, text, request.is_query, prompt)
-            skipped = self.writer.skipped(written, is_query=request.is_query)
-            tokens.append(written)
-            prompts.append(_prompt(written, Role.VECTORS, 0, skipped))
-        return Encoded(prompts, TextsState(request, tuple(tokens)))
+        items = [
+            self._written("text" if request.single else f"text[{index}]", text, request.is_query, prompt)
+            for index, text in enumerate(request.texts)
+        ]
+        return VectorsState(request, tuple(items), request.single)
 
-    def _encode_ranking(self, request: RankRequest) -> Encoded[TextsState | RankState]:
-        key = secrets.randbits(_KEY_BITS)
-        query = self._tokens("query", request.query, True, self._prompt(request.query_prompt_name))
+    def write_ranking(self, request: RankRequest) -> RankState[RankRequest]:
+        """See :class:`~vllm_factory.io.multivector.MultiVectorPipeline`."""
+        query = self._written("query", request.query, True, self._prompt(request.query_prompt_name))
         before = self._prompt(request.document_prompt_name)
         documents = [
-            self._tokens(f"documents[{index}]", text, False, before) for index, text in enumerate(request.documents)
+            self._written(f"documents[{index}]", text, False, before)
+            for index, text in enumerate(request.documents)
         ]
-        if request.similarity:
-            self._check_similarities(request, query, documents)
-        skipped = [self.writer.skipped(document, is_query=False) for document in documents]
-        # Similarities need the vectors here; a score needs them nowhere but on the device.
-        role = Role.VECTORS if request.similarity else Role.DOCUMENT
-        prompts = [_prompt(query, Role.QUERY, key, np.empty(0, np.int32))]
-        prompts += [_prompt(d, role, key, s) for d, s in zip(documents, skipped, strict=True)]
-        nothing = np.empty(0, np.int32)
-        return Encoded(prompts, RankState(request, (query, *documents), (nothing, *skipped)))
+        return RankState(request, query, tuple(documents), request.texts)
 
-    def _check_similarities(self, request: RankRequest, query: Tokens, documents: list[Tokens]) -> None:
-        lengths = sorted((len(document.ids) for document in documents), reverse=True)
-        numbers = len(query.ids) * sum(lengths[: request.top_n])
-        if numbers > self.limits.max_similarities:
-            raise RequestError(
-                "similarity",
-                f"up to {numbers} numbers; one request takes {self.limits.max_similarities}: "
-                "send fewer documents, or a smaller top_n",
-            )
-
-    def _tokens(self, field: str, text: str, is_query: bool, prompt: str) -> Tokens:
+    def _written(self, field: str, text: str, is_query: bool, prompt: str) -> Written:
         try:
-            return self.writer.tokens(text, is_query=is_query, prompt=prompt)
+            tokens = self.writer.tokens(text, is_query=is_query, prompt=prompt)
         except RequestError as error:
             raise RequestError(field, error.problem) from error
+        return written_text(text, tokens, self.writer.tokenizer, self.writer.skipped(tokens, is_query=is_query))
 
     def _prompt(self, name: str | None) -> str:
         return self.default_prompt if name is None else self.prompts[name]
-
-    def _item(self, request: MultiVectorTextRequest, vectors: np.ndarray, tokens: Tokens) -> dict[str, Any]:
-        if request.pool_factor > 1:
-            vectors = pool_tokens(vectors, request.pool_factor)
-        item = vector_item(vectors, request.output, request.dtype)
-        return {**item, "tokens": len(tokens.ids), "truncated": tokens.truncated}
-
-    def _ranking(self, state: RankState, arrays: list[np.ndarray], prompt_tokens: int) -> dict[str, Any]:
-        request, query = state.request, arrays[0]
-        scores = [_score(query, array) for array in arrays[1:]]
-        # Stable: documents of equal score stay in the order given.
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
-        results = []
-        for index in order:
-            result: dict[str, Any] = {"index": index, "score": scores[index]}
-            if request.return_documents:
-                result["document"] = request.documents[index]
-            result["truncated"] = state.tokens[index + 1].truncated
-            if request.similarity:
-                matrix = query @ arrays[index + 1].T
-                result["similarity"] = vector_item(matrix, request.output, request.dtype)
-                result["tokens"] = self._token_texts(request.documents[index], state, index + 1)
-            results.append(result)
-        about: dict[str, Any] = {"truncated": state.tokens[0].truncated}
-        if request.similarity:
-            about["tokens"] = self._token_texts(request.query, state, 0)
-        return {"results": results, "query": about, "usage": usage(prompt_tokens)}
-
-    def _token_texts(self, text: str, state: RankState, index: int) -> list[dict[str, Any]]:
-        """Text and place of each token that has a vector; tokens that are not the client's have no place."""
-        tokens, skipped = state.tokens[index], set(state.skipped[index].tolist())
-        found = []
-        for position, (token_id, span) in enumerate(zip(tokens.ids, tokens.spans, strict=True)):
-            if position in skipped:
-                continue
-            start, end = span or (None, None)
-            piece = self.writer.tokenizer.token(token_id) if span is None else text[start:end]
-            found.append({"text": piece, "start": start, "end": end})
-        return found
-
-
-def _prompt(tokens: Tokens, role: Role, key: int, skipped: np.ndarray) -> Prompt:
-    return Prompt(tokens.ids, (np.array([role, key, len(tokens.ids)], np.int64), skipped))
-
-
-def _score(query: np.ndarray, document: np.ndarray) -> float:
-    """MaxSim of ``[M, D]`` with ``[L, D]``; the pooler's own number where it has scored the document already."""
-    if document.ndim == 0:
-        return float(document)
-    if not document.shape[0]:
-        return 0.0
-    return float((query @ document.T).max(axis=1).sum(dtype=np.float32))

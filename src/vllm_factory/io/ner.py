@@ -33,10 +33,11 @@ _ACCEPTED = {
     "text": "expected a string or a list of strings",
     "labels": "expected a list of strings, or an object from label to description",
     "candidate_labels": "expected a list of strings or objects, or an object from label to description",
+    "image": "expected a data URI or a URL, or a list of them",
     "mentions": "expected a list of objects with start and end; for a list of texts, a list of such lists",
 }
 #: Objects inside requests, by which pydantic names the branches of a union.
-_MODELS = ("Candidate", "Mention")
+_MODELS = ("Candidate", "Document", "Mention")
 _MESSAGES = {
     "extra_forbidden": "unknown field; known are {fields}",
     "missing": "the field is required",

@@ -18,10 +18,17 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt for the engine, and the arrays that its pooler gets with it."""
+    """One prompt for the engine.
+
+    Attributes:
+        token_ids: Its tokens; of an image, the one token that vLLM expands.
+        arrays: What its pooler gets with it.
+        image: A picture (``PIL.Image.Image``) that belongs to it, or ``None``.
+    """
 
     token_ids: list[int]
     arrays: tuple[np.ndarray, ...]
+    image: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class FactoryIOProcessor(IOProcessor):  # type: ignore[misc]
         request = _InFlight(next(self._tickets), encoded.prompts, encoded.state, self.pipeline.blob_kind)
         self._in_flight[request.ticket] = request
         _pending.set(request)
-        return [{"prompt_token_ids": prompt.token_ids} for prompt in encoded.prompts]
+        return [_for_vllm(prompt) for prompt in encoded.prompts]
 
     def merge_pooling_params(self, params: PoolingParams | None = None) -> Any:
         """Parameters of the request that ``pre_process`` has just seen.
@@ -118,6 +118,13 @@ class FactoryIOProcessor(IOProcessor):  # type: ignore[misc]
             return transport.unpack(output.outputs.data.cpu().numpy().tobytes(), self.pipeline.blob_kind)
         except TransportError as error:
             raise EngineResultError(f"the engine's result cannot be read: {error}") from error
+
+
+def _for_vllm(prompt: Prompt) -> dict[str, Any]:
+    """A prompt in vLLM's form."""
+    if prompt.image is None:
+        return {"prompt_token_ids": prompt.token_ids}
+    return {"prompt_token_ids": prompt.token_ids, "multi_modal_data": {"image": prompt.image}}
 
 
 def _raise_for(status: Status) -> None:

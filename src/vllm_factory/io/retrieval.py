@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
 
@@ -55,9 +55,14 @@ class TextRequest(VectorOptions):
         """The texts, one or many."""
         return [self.text] if isinstance(self.text, str) else self.text
 
+    @property
+    def single(self) -> bool:
+        """Whether one item was sent, not a list."""
+        return isinstance(self.text, str)
 
-class MultiVectorTextRequest(TextRequest):
-    """``data`` of a request for one vector a token."""
+
+class MultiVectorOptions(VectorOptions):
+    """What a request for one vector a token may say."""
 
     is_query: StrictBool = Field(
         default=False, description="Whether the texts are queries; else they are documents."
@@ -66,6 +71,10 @@ class MultiVectorTextRequest(TextRequest):
         default=1,
         description="Documents only: similar vectors are merged until about one in so many is left.",
     )
+
+
+class MultiVectorTextRequest(TextRequest, MultiVectorOptions):
+    """``data`` of a request for one vector a token."""
 
 
 class DenseTextRequest(TextRequest):
@@ -86,19 +95,74 @@ class DenseTextRequest(TextRequest):
     )
 
 
-class RankRequest(VectorOptions):
-    """``data`` of a request that ranks documents for a query by MaxSim."""
+class VisualRequest(MultiVectorOptions):
+    """``data`` of a request for one vector a token, of texts or of images."""
 
-    query: StrictStr = Field(description="The query.")
-    documents: list[StrictStr] = Field(description="The documents to rank.")
+    #: Of which one must be given, or both where the model reads them at once.
+    alternatives: ClassVar[tuple[str, ...]] = ("text", "image")
+
+    text: StrictStr | list[StrictStr] | None = Field(default=None, description="A text, or a list of texts.")
+    image: StrictStr | list[StrictStr] | None = Field(
+        default=None, description="A data URI or an allowed URL of an image, or a list of them."
+    )
+
+    @property
+    def single(self) -> bool:
+        """Whether one item was sent, not a list."""
+        return not isinstance(self.text if self.image is None else self.image, list)
+
+
+class RankOptions(VectorOptions):
+    """What a request that ranks documents may say."""
+
     top_n: Positive | None = Field(default=None, description="Answer the best so many only.")
     return_documents: StrictBool = Field(default=False, description="Each result carries its document's text.")
     similarity: StrictBool = Field(
         default=False,
         description="Each result carries the similarity of every query token and every token of the document.",
     )
+
+
+class RankRequest(RankOptions):
+    """``data`` of a request that ranks documents for a query by MaxSim."""
+
+    query: StrictStr = Field(description="The query.")
+    documents: list[StrictStr] = Field(description="The documents to rank.")
     query_prompt_name: StrictStr | None = Field(default=None, description="As prompt_name, for the query.")
     document_prompt_name: StrictStr | None = Field(default=None, description="As prompt_name, for the documents.")
+
+    @property
+    def texts(self) -> list[str | None]:
+        """Each document's text."""
+        return list(self.documents)
+
+
+class Document(BaseModel):
+    """A document to rank: a text, an image, or, where the model reads both at once, an image with its text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: StrictStr | None = Field(default=None, description="Its text.")
+    image: StrictStr | None = Field(default=None, description="A data URI or an allowed URL of its image.")
+
+
+class VisualRankRequest(RankOptions):
+    """``data`` of a request that ranks texts and images for a query by MaxSim."""
+
+    query: StrictStr = Field(description="The query.")
+    documents: list[StrictStr | Document] = Field(
+        description="The documents to rank: texts, and objects with text or image."
+    )
+
+    @property
+    def texts(self) -> list[str | None]:
+        """Each document's text, ``None`` for an image alone."""
+        return [document.text for document in self.items]
+
+    @property
+    def items(self) -> list[Document]:
+        """The documents as objects."""
+        return [Document(text=each) if isinstance(each, str) else each for each in self.documents]
 
 
 def check_text_request(request: TextRequest, prompts: Mapping[str, str], limits: Limits) -> None:
@@ -119,7 +183,7 @@ def check_prompt_name(field: str, name: str | None, prompts: Mapping[str, str]) 
         raise RequestError(field, f"{shown(name)}; this checkpoint has: {', '.join(map(repr, sorted(prompts)))}")
 
 
-def check_pool_factor(request: MultiVectorTextRequest) -> None:
+def check_pool_factor(request: MultiVectorOptions) -> None:
     """Refuse what cannot be merged, and merging where it is not installed."""
     if request.pool_factor == 1:
         return
@@ -135,18 +199,25 @@ def check_pool_factor(request: MultiVectorTextRequest) -> None:
 
 def check_rank_request(request: RankRequest, prompts: Mapping[str, str], limits: Limits) -> None:
     """Refuse documents that are too many or too long, and prompts that there are not."""
+    check_ranking(request, limits)
+    check_prompt_name("query_prompt_name", request.query_prompt_name, prompts)
+    check_prompt_name("document_prompt_name", request.document_prompt_name, prompts)
+
+
+def check_ranking(request: RankRequest | VisualRankRequest, limits: Limits) -> None:
+    """Refuse documents that are too many, too long, or no Unicode."""
     check_unicode("query", request.query)
     if not request.documents:
         raise RequestError("documents", "an empty list; expected at least one document")
     if len(request.documents) > limits.max_texts:
         raise RequestError("documents", f"{len(request.documents)} documents; one request takes {limits.max_texts}")
-    total = len(request.query) + sum(map(len, request.documents))
+    texts = request.texts
+    total = len(request.query) + sum(len(text) for text in texts if text is not None)
     if total > limits.max_chars:
         raise RequestError("documents", f"{total} characters with the query; one request takes {limits.max_chars}")
-    for index, document in enumerate(request.documents):
-        check_unicode(f"documents[{index}]", document)
-    check_prompt_name("query_prompt_name", request.query_prompt_name, prompts)
-    check_prompt_name("document_prompt_name", request.document_prompt_name, prompts)
+    for index, text in enumerate(texts):
+        if text is not None:
+            check_unicode(f"documents[{index}]", text)
 
 
 def usage(prompt_tokens: int) -> dict[str, int]:

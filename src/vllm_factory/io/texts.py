@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_factory.errors import CheckpointError
+from vllm_factory.published import Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class Tokens:
         spans.insert(index, None)
         return Tokens(ids, spans, self.truncated)
 
+    def first(self, number: int) -> Tokens:
+        """The first tokens, special ones like any other."""
+        number = max(0, number)
+        return Tokens(self.ids[:number], self.spans[:number], self.truncated or len(self.ids) > number)
+
     def padded(self, length: int, token: int) -> Tokens:
         """``token`` behind the last one, up to ``length``."""
         missing = max(0, length - len(self.ids))
@@ -42,13 +48,14 @@ class TextTokenizer:
     Args:
         tokenizer: A fast tokenizer of transformers.
         lower: ``do_lower_case`` of ``sentence_bert_config.json``.
+        backend: What tokenizes, where it is not the one inside ``tokenizer``.
 
     Raises:
         CheckpointError: It is no fast tokenizer, or truncates on the left.
     """
 
-    def __init__(self, tokenizer: Any, *, lower: bool = False) -> None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
+    def __init__(self, tokenizer: Any, *, lower: bool = False, backend: Any = None) -> None:
+        backend = backend or getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise CheckpointError("the checkpoint's tokenizer has no tokenizer.json")
         if getattr(tokenizer, "truncation_side", "right") != "right":
@@ -67,6 +74,20 @@ class TextTokenizer:
 
         return cls(AutoTokenizer.from_pretrained(model, revision=revision), lower=lower)
 
+    @classmethod
+    def as_saved(cls, checkpoint: Published) -> TextTokenizer:
+        """The tokenizer of a checkpoint, exactly as its ``tokenizer.json`` has it.
+
+        From version 5, transformers builds some tokenizers (Qwen's) anew from the vocabulary alone and leaves out
+        how the file cuts texts; version 4, which the references of such models run on, reads the file.
+        """
+        from tokenizers import Tokenizer
+        from transformers import AutoTokenizer
+
+        saved = checkpoint.path / "tokenizer.json"
+        backend = Tokenizer.from_file(str(saved)) if saved.is_file() else None
+        return cls(AutoTokenizer.from_pretrained(str(checkpoint.path)), backend=backend)
+
     def encode(self, text: str, max_length: int, prompt: str = "") -> Tokens:
         """``prompt + text`` as at most ``max_length`` tokens, special tokens included."""
         sent = prompt + text
@@ -79,6 +100,18 @@ class TextTokenizer:
             for (start, end), special in zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
         ]
         return self._truncated(encoding.ids, spans, max_length)
+
+    def encode_within(self, before: str, text: str, behind: str, *, special: bool = True) -> Tokens:
+        """``before + text + behind`` as one text: nothing stripped, lower-cased or cut.
+
+        ``special`` adds the special tokens that the tokenizer puts around every text.
+        """
+        encoding = self._backend.encode(before + text + behind, add_special_tokens=special)
+        spans: list[tuple[int, int] | None] = []
+        for (start, end), special in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
+            start, end = max(0, start - len(before)), min(len(text), end - len(before))
+            spans.append((start, end) if end > start and not special else None)
+        return Tokens(encoding.ids, spans, truncated=False)
 
     def ending(self) -> list[int]:
         """Ids of the special tokens behind every text."""
