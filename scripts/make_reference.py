@@ -27,7 +27,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point."""
     names = sorted(
-        file.stem for file in RECIPES.glob("*.py") if file.stem not in ("__init__", "common", "pylate_cases")
+        file.stem
+        for file in RECIPES.glob("*.py")
+        if file.stem != "__init__" and not file.stem.endswith(("common", "_cases"))
     )
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plugin", choices=names, action="append", help="all when absent; may be repeated")

@@ -197,7 +197,8 @@ def golden(plugin: str, *names: str) -> Callable[[Path], Iterator[Case]]:
                 stored.meta().get("queries", ()), stored.arrays().get("scores", ()), strict=False
             ):
                 results = [{"index": index, "score": float(score)} for index, score in enumerate(scores)]
-                requests.append({"query": query, "documents": stored.meta()["documents"]})
+                documents = list(map(harness.document, stored.meta()["documents"]))
+                requests.append({"query": query, "documents": documents})
                 wanted[json.dumps(requests[-1])] = {"results": results, "query": {}, "usage": {}}
 
             def reference(data: Data, wanted: dict[str, Any] = wanted) -> Any:
@@ -244,6 +245,9 @@ CASES: dict[str, Callable[[Path], Iterator[Case]]] = {
     "deberta_gliner2": deberta_gliner2,
     "embeddinggemma": golden("embeddinggemma", "mean", "joined", "no-prompt"),
     "moderncolbert": golden("moderncolbert", "hidden", "attended", "unexpanded"),
+    "colqwen3": golden("colqwen3", "narrow", "default"),
+    "nemotron_colembed": golden("nemotron_colembed", "published", "short"),
+    "collfm2": golden("collfm2", "tiles", "wide", "whole"),
     "lfm2_colbert": golden("lfm2_colbert", "hidden", "attended", "ended", "unexpanded"),
 }
 

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import pytest
 
+from vllm_factory.io.limits import Limits
+from vllm_factory.io.visual import VisualPipeline
 from vllm_factory.poolers.multivector import Role
 from vllm_factory.pooling import transport
 from vllm_factory.pooling.protocol import Status
@@ -21,6 +24,12 @@ from vllm_factory.registry import PluginSpec, plugin
 from vllm_factory.serving.target import find
 
 GOLDEN = Path(__file__).parent / "golden"
+#: How plugins that read images write prompts; importing their io processors would import vLLM.
+WRITERS = {
+    "colqwen3": "vllm_factory.plugins.colqwen3.writer:ColQwen3Writer",
+    "nemotron_colembed": "vllm_factory.plugins.nemotron_colembed.writer:NemotronWriter",
+    "collfm2": "vllm_factory.plugins.collfm2.writer:ColLfm2Writer",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,11 @@ class Golden:
     def published(self) -> Published:
         """The checkpoint's files."""
         return Published(self.path, self.name)
+
+    def visual_pipeline(self, limits: Limits | None = None, max_tokens: int = 4096) -> VisualPipeline:
+        """The pipeline of a checkpoint that reads texts and images."""
+        writer = resolve_name(WRITERS[self.plugin]).read(self.published, max_tokens)
+        return VisualPipeline(writer, limits or Limits())
 
     @cache  # noqa: B019 (a few small files)
     def meta(self) -> dict[str, Any]:
@@ -74,6 +88,9 @@ class Golden:
             options["hf_overrides"] = target.overrides
         if target.max_tokens is not None:
             options["max_model_len"] = target.max_tokens
+        if "--limit-mm-per-prompt" in self.spec.serve_flags:
+            flags = self.spec.serve_flags
+            options["limit_mm_per_prompt"] = json.loads(flags[flags.index("--limit-mm-per-prompt") + 1])
         return options
 
 
@@ -117,7 +134,22 @@ _FIELDS = ("text", "is_query", "prompt_name", "prompt", "pool_factor", "dimensio
 
 def request(case: dict[str, Any]) -> dict[str, Any]:
     """A golden case as a request's ``data``."""
-    return {key: case[key] for key in _FIELDS if case.get(key) is not None}
+    data = {key: case[key] for key in _FIELDS if case.get(key) is not None}
+    return {**data, "image": image_uri(case["image"])} if "image" in case else data
+
+
+def document(stored: str | dict[str, Any]) -> str | dict[str, Any]:
+    """A golden document as one of a ranking's ``documents``."""
+    if isinstance(stored, str) or "image" not in stored:
+        return stored
+    return {**stored, "image": image_uri(stored["image"])}
+
+
+@cache
+def image_uri(name: str) -> str:
+    """One of the stored images as a data URI."""
+    data = (GOLDEN / "images" / name).read_bytes()
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
 def ask(llm: Any, **data: Any) -> Any:

@@ -70,7 +70,7 @@ def draw(model: Any, seed: int) -> None:
                 parameter.copy_(0.1 * noise)
 
 
-def byte_bpe(special: Sequence[str], template: str, names: Mapping[str, str], size: int = 500) -> Any:
+def byte_bpe(special: Sequence[str], template: str, names: Mapping[str, Any], size: int = 500) -> Any:
     """A byte-level BPE tokenizer trained on the texts above.
 
     Args:

@@ -73,6 +73,19 @@ class PluginSpec:
 # Models of ours are not compiled yet: capturing graphs would only cost start-up time.
 _EAGER = ("--enforce-eager",)
 
+# One image a prompt; without a word, vLLM would set memory aside for the longest videos as well.
+_VISUAL = (*_EAGER, "--limit-mm-per-prompt", '{"image": 1, "video": 0}')
+
+#: 64 pixels by 32, black on white: "Tim Cook".
+_TINY_IMAGE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAAAgAQAAAACK5kMpAAAASUlEQVR42mP8zwABTAy0Z/w0YDjB8ICBgYntAsMX"
+    "iNTbgAOSfxgYmBgYM5jP18AU/4Aw/sC0O7BwMDCwMDAwnI07zMDASEc3AwCymw/Rp8+ItgAAAABJRU5ErkJggg=="
+)
+_VISUAL_REQUEST: dict[str, object] = {
+    "query": "Who runs Apple?",
+    "documents": ["Tim Cook is the chief executive of Apple.", {"image": _TINY_IMAGE}],
+}
+
 PLUGINS: tuple[PluginSpec, ...] = (
     PluginSpec(
         name="deberta_gliner",
@@ -273,6 +286,66 @@ PLUGINS: tuple[PluginSpec, ...] = (
             "documents": ["Tim Cook is the chief executive of Apple.", "Cupertino lies in California."],
             "top_n": 1,
         },
+    ),
+    PluginSpec(
+        name="colqwen3",
+        summary="ColQwen3 on vLLM's Qwen3-VL: one vector a token of texts and page images, and ranking by MaxSim",
+        architecture="VllmFactoryColQwen3",
+        model_class="vllm_factory.plugins.colqwen3.model:ColQwen3Model",
+        network_class=None,
+        io_class="vllm_factory.plugins.colqwen3.io_processor.ColQwen3IOProcessor",
+        request_model="vllm_factory.io.retrieval:VisualRequest",
+        prep=None,
+        published=("ColQwen3:colqwen3", "ColQwen3:qwen3_vl"),
+        longest_prompt="vllm_factory.io.qwen_vl:longest_prompt",
+        guide="docs/retrieval.md",
+        other_requests=("vllm_factory.io.retrieval:VisualRankRequest",),
+        pooling_task="token_embed",
+        example_model="VAGOsolutions/SauerkrautLM-ColQwen3-1.7b-Turbo-v0.1",
+        reference="sauerkrautlm-colpali 0.1.0",
+        extra="images",
+        serve_flags=_VISUAL,
+        demo_request=_VISUAL_REQUEST,
+    ),
+    PluginSpec(
+        name="nemotron_colembed",
+        summary="Nemotron ColEmbed on vLLM's Qwen3-VL: one vector a token of texts and page images, and MaxSim",
+        architecture="VllmFactoryNemotronColEmbed",
+        model_class="vllm_factory.plugins.nemotron_colembed.model:NemotronColEmbedModel",
+        network_class=None,
+        io_class="vllm_factory.plugins.nemotron_colembed.io_processor.NemotronColEmbedIOProcessor",
+        request_model="vllm_factory.io.retrieval:VisualRequest",
+        prep=None,
+        published=("Qwen3VLNemotronEmbedModel:qwen3_vl_nemotron_embed",),
+        longest_prompt="vllm_factory.plugins.nemotron_colembed.writer:longest_prompt",
+        guide="docs/retrieval.md",
+        other_requests=("vllm_factory.io.retrieval:VisualRankRequest",),
+        pooling_task="token_embed",
+        example_model="nvidia/nemotron-colembed-vl-4b-v2",
+        reference="transformers 4.57.6",
+        extra="images",
+        serve_flags=_VISUAL,
+        demo_request=_VISUAL_REQUEST,
+    ),
+    PluginSpec(
+        name="collfm2",
+        summary="ColLFM2 on vLLM's LFM2-VL: one vector a token of texts and page images, and ranking by MaxSim",
+        architecture="VllmFactoryColLfm2",
+        model_class="vllm_factory.plugins.collfm2.model:ColLfm2Model",
+        network_class=None,
+        io_class="vllm_factory.plugins.collfm2.io_processor.ColLfm2IOProcessor",
+        request_model="vllm_factory.io.retrieval:VisualRequest",
+        prep=None,
+        published=("ColLFM2:collfm2", "ColLFM2:lfm2_vl", "ColLFM2:lfm2-vl"),
+        longest_prompt="vllm_factory.io.lfm2_vl:longest_prompt",
+        guide="docs/retrieval.md",
+        other_requests=("vllm_factory.io.retrieval:VisualRankRequest",),
+        pooling_task="token_embed",
+        example_model="VAGOsolutions/SauerkrautLM-ColLFM2-450M-v0.1",
+        reference="sauerkrautlm-colpali 0.1.0",
+        extra="images",
+        serve_flags=_VISUAL,
+        demo_request=_VISUAL_REQUEST,
     ),
 )
 

@@ -113,6 +113,7 @@ def test_options_are_pinned() -> None:
         "--cache-dir",
         "--dry-run",
         "--force-prep",
+        "--image-hosts",
         "--io-processor-plugin",
         "--max-batch-size",
         "--num-instances",
@@ -144,6 +145,7 @@ def test_abbreviations_of_ours_are_vllms_business() -> None:
         (["--num-instances", "2"], "--num-instances 2: one so far"),
         (["--num-instances", "0"], "--num-instances 0"),
         (["--max-batch-size", "0"], "expected a number from 1"),
+        (["--image-hosts", "http://a/b"], "expected host or host:port"),
         (["--max-batch-size", "4", "--max-num-seqs=8"], "mean the same"),
         (["--io-processor-plugin", "nope"], "'nope'; there are: deberta_gliner"),
         (["--model", "other"], "given once"),
@@ -255,6 +257,14 @@ def test_cache_space_of_the_users_stays(prepared: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     use_build(monkeypatch, GPU)
     assert planned(prepared).environment == {}
+
+
+def test_image_hosts_reach_the_server(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_FACTORY_IMAGE_HOSTS", "other.example")
+    assert "VLLM_FACTORY_IMAGE_HOSTS" not in planned(prepared).environment
+    made = planned(prepared, "--image-hosts", "a.example,b.example:8443")
+    assert made.environment["VLLM_FACTORY_IMAGE_HOSTS"] == "a.example,b.example:8443"
+    assert "--image-hosts" not in made.command
 
 
 # The model

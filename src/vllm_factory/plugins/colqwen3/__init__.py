@@ -1,0 +1,1 @@
+"""ColQwen3: one vector a token of texts and page images, on vLLM's Qwen3-VL."""
