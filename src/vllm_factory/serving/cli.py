@@ -11,6 +11,7 @@ from rich.console import Console
 
 from vllm_factory import __version__
 from vllm_factory.errors import FactoryError
+from vllm_factory.io.limits import HOSTS_VARIABLE
 from vllm_factory.registry import PLUGINS
 from vllm_factory.serving.instance import supervise
 from vllm_factory.serving.plan import Options, make_plan
@@ -48,6 +49,11 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="where prepared checkpoints are kept ($VLLM_FACTORY_CACHE)",
+    )
+    result.add_argument(
+        "--image-hosts",
+        metavar="HOSTS",
+        help=f"hosts from which images may be fetched: host[:port],... (${HOSTS_VARIABLE}; none by default)",
     )
     result.add_argument("--force-prep", action="store_true", help="prepare anew although the cache has it")
     result.add_argument(

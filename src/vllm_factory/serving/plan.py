@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vllm_factory.compat.server import GENERAL_PLUGIN, PLUGIN_FILTER, Build, filtered_plugins, usable_build
 from vllm_factory.errors import ServeError, shown
+from vllm_factory.io.limits import HOSTS_VARIABLE, parse_hosts
 from vllm_factory.registry import PluginSpec
 from vllm_factory.serving import target as targets
 from vllm_factory.serving.cache import cache_root
@@ -31,6 +32,7 @@ class Options:
         revision: Branch, tag or commit of a hub id.
         cache_dir: Where prepared checkpoints are kept; ``None`` for the default.
         force_prep: Prepare anew although the cache has it.
+        image_hosts: Hosts from which images may be fetched; ``None`` leaves it to the environment.
     """
 
     model: str
@@ -40,6 +42,7 @@ class Options:
     revision: str | None = None
     cache_dir: Path | None = None
     force_prep: bool = False
+    image_hosts: str | None = None
 
     def __post_init__(self) -> None:
         if self.num_instances != 1:
@@ -49,6 +52,8 @@ class Options:
             )
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise ServeError(f"--max-batch-size {self.max_batch_size}: expected a number from 1")
+        if self.image_hosts is not None:
+            parse_hosts(self.image_hosts)  # a slip stops here, not half a minute later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,7 @@ def make_plan(options: Options, tokens: Sequence[str]) -> Plan:
         target=target,
         served_name=flags.values.get("served-model-name", target.name),
         command=command,
-        environment=_environment(target, build),
+        environment=_environment(options, target, build),
     )
 
 
@@ -142,11 +147,14 @@ def _dtype(target: Target, build: Build) -> str | None:
     return "bfloat16" if target.dtype in ("float32", "bfloat16") else None
 
 
-def _environment(target: Target, build: Build) -> dict[str, str]:
+def _environment(options: Options, target: Target, build: Build) -> dict[str, str]:
+    variables = {}
     # Encoders have no KV cache, yet vLLM's CPU build sets memory aside for one: gigabytes, unless told.
     if build.cpu and target.plugin is not None and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        return {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    return {}
+        variables["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    if options.image_hosts is not None:
+        variables[HOSTS_VARIABLE] = options.image_hosts
+    return variables
 
 
 def _refuse_contradictions(options: Options, flags: VllmFlags) -> None:
