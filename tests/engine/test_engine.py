@@ -180,12 +180,12 @@ def test_our_attention_inside_vllm_s_modernbert_is_the_library_s(
     name: str, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs in float32 on GPUs, where vLLM's own rounds; here it is asked for."""
-    from vllm_factory.plugins.mmbert_gliner import model
+    from vllm_factory.compat import own_attention
 
-    monkeypatch.setattr(model, "inexact_on_this_device", lambda _: True)
+    monkeypatch.setattr(own_attention, "inexact_on_this_device", lambda _: True)
     want = [library.reference(name).predict_entities(text, LABELS, threshold=0.3) for text in TEXTS]
     with engine(library.prepared(name)) as llm:
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        assert runner.model.step is not None
+        assert runner.model.own_attention.everything
         for got, expected in zip(ask(llm, text=TEXTS * 2, labels=LABELS, threshold=0.3), want * 2, strict=True):
             assert_same_entities(got, expected)

@@ -1,14 +1,22 @@
-"""An attention of ours in the place of vLLM's, inside a model class of vLLM's."""
+"""An attention of ours in the place of vLLM's, inside a model class of vLLM's.
+
+For what vLLM's kernels cannot do, which is to hide some tokens from all others, and for what they do too coarsely:
+in float32 on GPUs they multiply in TF32.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.v1.attention.backend import AttentionType
 
-from vllm_factory.models.hidden_keys import HiddenKeys
+from vllm_factory.compat.attention import SequenceBoundaries
+from vllm_factory.io.colbert import Expansion
+from vllm_factory.models.hidden_keys import HiddenKeys, hidden_keys
 
 
 class Step:
@@ -17,11 +25,6 @@ class Step:
     def __init__(self) -> None:
         self.hidden: HiddenKeys | None = None
         self.visible: torch.Tensor | None = None
-
-    def hide(self, hidden: HiddenKeys | None, ids: torch.Tensor) -> None:
-        """What the layers must know of the pass over ``ids``, ``[T]``, with convolutions among the layers."""
-        self.hidden = hidden
-        self.visible = None if hidden is None else hidden.visible(ids.shape[0]).unsqueeze(-1)
 
 
 class HiddenKeysAttention(nn.Module):
@@ -34,7 +37,7 @@ class HiddenKeysAttention(nn.Module):
         causal: Whether tokens see none behind them.
     """
 
-    def __init__(self, attention: Any, step: Step, window: int | None, *, causal: bool = False) -> None:
+    def __init__(self, attention: Any, step: Step, window: int | None, *, causal: bool) -> None:
         super().__init__()
         self.attention = attention
         self.step = step
@@ -57,43 +60,136 @@ class HiddenKeysAttention(nn.Module):
         return output
 
 
-def take_over_modernbert(model: Any, local_attention: int) -> Step:
-    """Put our attention into every layer of vLLM's ModernBERT, which then runs as it is written, uncompiled.
+class OwnAttention(nn.Module):
+    """Our attention in every layer of a model class of vLLM's, which then runs as it is written, uncompiled.
+
+    Nothing changes where it is not needed: where no tokens are hidden and vLLM's attention is exact.
 
     Args:
-        model: vLLM's ``ModernBertModel``.
+        vllm_config: vLLM's configuration.
+        prefix: Name of the layer that learns the sequences' boundaries.
+        backbone: What vLLM would compile.
+        holders: The modules of ``backbone`` whose ``attn`` is vLLM's attention.
+        convolutions: Modules whose first input is a tensor of hidden states, to which hidden tokens are zeros.
+        window: From vLLM's layer to the greatest distance at which tokens see each other.
+        expansion: How to know the tokens that nobody sees; ``None`` when all are seen.
+        query_length: To which queries are filled up with them.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        prefix: str,
+        *,
+        backbone: Any,
+        holders: Iterable[Any],
+        convolutions: Iterable[nn.Module] = (),
+        window: Callable[[Any], int | None] = lambda _: None,
+        expansion: Expansion | None = None,
+        query_length: int = 0,
+    ) -> None:
+        super().__init__()
+        self.expansion = expansion
+        self.query_length = query_length
+        self.everything = inexact_on_this_device(vllm_config)
+        self.used = self.everything or expansion is not None
+        if not self.used:
+            return
+        self.step = Step()
+        like = None
+        for holder in holders:
+            causal = holder.attn.attn_type == AttentionType.DECODER
+            like = like if causal else holder.attn
+            holder.attn = HiddenKeysAttention(holder.attn, self.step, window(holder.attn), causal=causal)
+        for convolution in convolutions:
+            convolution.register_forward_pre_hook(self._without_hidden)
+        self.boundaries = SequenceBoundaries(vllm_config, prefix, like=like)
+        backbone.do_not_compile = True
+
+    def begin(self, ids: torch.Tensor | None, embeddings: torch.Tensor | None = None) -> None:
+        """Tell the layers of the forward pass that follows.
+
+        Args:
+            ids: ``[T]`` token ids of all sequences of the step.
+            embeddings: ``[T, hidden size]`` in their place.
+        """
+        if not self.used:
+            return
+        tokens = ids if embeddings is None else embeddings
+        assert tokens is not None
+        varlen = self.boundaries.varlen(tokens.shape[0], tokens.device)
+        self.step.hidden, self.step.visible = self._hidden(ids, tokens, varlen), None
+        if self.expansion is not None and self.step.hidden is not None:
+            self.step.visible = self.step.hidden.visible(tokens.shape[0]).unsqueeze(-1)
+
+    def _hidden(self, ids: torch.Tensor | None, tokens: torch.Tensor, varlen: Any) -> HiddenKeys | None:
+        if self.expansion is None:
+            return HiddenKeys(None, varlen, torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device))
+        assert ids is not None
+        return hidden_keys(
+            ids,
+            varlen,
+            token=self.expansion.token,
+            spared=self.expansion.spared,
+            length=self.query_length,
+            everything=self.everything,
+        )
+
+    def _without_hidden(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        states, *rest = inputs
+        return (states if self.step.visible is None else states * self.step.visible, *rest)
+
+
+def modernbert_attention(
+    vllm_config: VllmConfig,
+    prefix: str,
+    model: Any,
+    local_attention: int,
+    expansion: Expansion | None = None,
+    query_length: int = 0,
+) -> OwnAttention:
+    """:class:`OwnAttention` for vLLM's ``ModernBertModel``.
+
+    Args:
+        vllm_config, prefix, expansion, query_length: As there.
+        model: The model.
         local_attention: Width of the local layers' window.
-
-    Returns:
-        What each forward pass tells the layers. While ``hidden`` is ``None``, vLLM's attention runs.
     """
-    step = Step()
-    for layer in model.encoder_layer.layers:
-        attention = layer.attn.attn
-        local = attention.sliding_window is not None
-        layer.attn.attn = HiddenKeysAttention(attention, step, local_attention // 2 if local else None)
-    model.do_not_compile = True
-    return step
+    return OwnAttention(
+        vllm_config,
+        prefix,
+        backbone=model,
+        holders=[layer.attn for layer in model.encoder_layer.layers],
+        window=lambda attention: None if attention.sliding_window is None else local_attention // 2,
+        expansion=expansion,
+        query_length=query_length,
+    )
 
 
-def take_over_lfm2(model: Any) -> Step:
-    """Put our attention into vLLM's LFM2, as :func:`take_over_modernbert` does.
+def decoder_attention(
+    vllm_config: VllmConfig,
+    prefix: str,
+    model: Any,
+    expansion: Expansion | None = None,
+    query_length: int = 0,
+) -> OwnAttention:
+    """:class:`OwnAttention` for vLLM's decoders: LFM2, Qwen3 and Gemma 3, looking back or both ways.
 
-    To its convolutions, tokens that nobody sees become zeros.
+    Args:
+        vllm_config, prefix, expansion, query_length: As there.
+        model: The model around its ``layers``.
     """
-    step = Step()
-
-    def without_hidden(_: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        hidden_states, output = inputs
-        return (hidden_states if step.visible is None else hidden_states * step.visible, output)
-
-    for layer in model.layers:
-        if hasattr(layer, "short_conv"):
-            layer.short_conv.register_forward_pre_hook(without_hidden)
-        else:
-            layer.self_attn.attn = HiddenKeysAttention(layer.self_attn.attn, step, None, causal=True)
-    model.do_not_compile = True
-    return step
+    return OwnAttention(
+        vllm_config,
+        prefix,
+        backbone=model,
+        holders=[layer.self_attn for layer in model.layers if hasattr(layer, "self_attn")],
+        convolutions=[layer.short_conv for layer in model.layers if hasattr(layer, "short_conv")],
+        # vLLM counts the token itself.
+        window=lambda attention: None if attention.sliding_window is None else attention.sliding_window - 1,
+        expansion=expansion,
+        query_length=query_length,
+    )
 
 
 def inexact_on_this_device(vllm_config: VllmConfig) -> bool:

@@ -116,6 +116,15 @@ class Expansion:
                 return cls(int(token), spared, spared == len(ending))
         raise CheckpointError("the checkpoint's tokenizer has no mask, end or padding token to expand queries with")
 
+    @classmethod
+    def hidden_by(cls, checkpoint: Published, settings: ColbertSettings) -> Expansion | None:
+        """What nobody sees; ``None`` where queries are not filled up, or all tokens are seen.
+
+        Raises:
+            CheckpointError: As in :meth:`of`.
+        """
+        return cls.of(TextTokenizer.load(str(checkpoint.path))) if settings.hides_expansion else None
+
     def follows(self, ids: Sequence[int]) -> bool:
         """Whether a text's tokens, not filled up yet, end in what could not be told from an expansion."""
         content = ids[: len(ids) - self.spared]

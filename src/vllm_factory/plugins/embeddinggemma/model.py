@@ -11,6 +11,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.gemma3 import Gemma3Model
 
+from vllm_factory.compat.own_attention import decoder_attention
 from vllm_factory.compat.vllm_api import (
     encoder_only,
     load_model_of_vllm_strictly,
@@ -40,6 +41,7 @@ class EmbeddingGemmaModel(nn.Module):
             vllm_config=with_backbone(vllm_config, self._both_ways(model.hf_config)),
             prefix=f"{prefix}.backbone".lstrip("."),
         )
+        self.own_attention = decoder_attention(vllm_config, f"{prefix}.boundaries".lstrip("."), self.backbone)
         pooler, self.head = embedding_pooler(self.checkpoint, model.hf_config.hidden_size)
         self.pooler = VllmPoolerAdapter(pooler)
         warn_of_reduced_precision(model.dtype)
@@ -67,6 +69,7 @@ class EmbeddingGemmaModel(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[T]`` token ids of all requests of the step, to ``[T, hidden size]``."""
+        self.own_attention.begin(input_ids)
         return self.backbone(input_ids, positions)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

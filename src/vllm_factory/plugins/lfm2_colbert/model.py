@@ -16,8 +16,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.lfm2 import Lfm2ForCausalLM, Lfm2Model
 
-from vllm_factory.compat.attention import SequenceBoundaries
-from vllm_factory.compat.own_attention import inexact_on_this_device, take_over_lfm2
+from vllm_factory.compat.own_attention import decoder_attention
 from vllm_factory.compat.rotary import FlatRotary
 from vllm_factory.compat.vllm_api import (
     encoder_only,
@@ -26,8 +25,6 @@ from vllm_factory.compat.vllm_api import (
     with_backbone,
 )
 from vllm_factory.io.colbert import ColbertSettings, Expansion
-from vllm_factory.io.texts import TextTokenizer
-from vllm_factory.models.hidden_keys import hidden_keys
 from vllm_factory.poolers.dense_stack import dense_stack, load_dense_stack
 from vllm_factory.poolers.multivector import MultiVectorPooler
 from vllm_factory.pooling.vllm_adapter import VllmPoolerAdapter
@@ -69,18 +66,14 @@ class Lfm2ColbertModel(nn.Module):
                 layer.self_attn.rotary_emb = FlatRotary(layer.self_attn.rotary_emb)
         self.head = dense_stack(self.checkpoint, model.hf_config.hidden_size)
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(self.head))
-        self.expansion: Expansion | None = None
-        if settings.hides_expansion:
-            self._hide_expansion(vllm_config, prefix)
-        self.query_length = settings.query_length
-        self.own_attention_only = inexact_on_this_device(vllm_config)
+        self.own_attention = decoder_attention(
+            vllm_config,
+            f"{prefix}.boundaries".lstrip("."),
+            self.backbone,
+            Expansion.hidden_by(self.checkpoint, settings),
+            settings.query_length,
+        )
         warn_of_reduced_precision(model.dtype)
-
-    def _hide_expansion(self, vllm_config: VllmConfig, prefix: str) -> None:
-        """Expansion tokens get vectors, and nobody sees them: beyond vLLM's attention and convolution."""
-        self.expansion = Expansion.of(TextTokenizer.load(str(self.checkpoint.path)))
-        self.boundaries = SequenceBoundaries(vllm_config, f"{prefix}.boundaries".lstrip("."))
-        self.step = take_over_lfm2(self.backbone)
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> Any:
@@ -110,18 +103,7 @@ class Lfm2ColbertModel(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[T]`` token ids of all requests of the step, to ``[T, hidden size]``."""
-        if self.expansion is not None:
-            self.step.hide(
-                hidden_keys(
-                    input_ids,
-                    self.boundaries.varlen(input_ids.shape[0], input_ids.device),
-                    token=self.expansion.token,
-                    spared=self.expansion.spared,
-                    length=self.query_length,
-                    everything=self.own_attention_only,
-                ),
-                input_ids,
-            )
+        self.own_attention.begin(input_ids)
         return self.backbone(input_ids, positions)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

@@ -10,8 +10,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.modernbert import ModernBertModel
 
-from vllm_factory.compat.attention import SequenceBoundaries
-from vllm_factory.compat.own_attention import Step, inexact_on_this_device, take_over_modernbert
+from vllm_factory.compat.own_attention import modernbert_attention
 from vllm_factory.compat.vllm_api import (
     encoder_only,
     load_model_of_vllm_strictly,
@@ -19,7 +18,6 @@ from vllm_factory.compat.vllm_api import (
     refuse_unsupported,
     with_backbone,
 )
-from vllm_factory.models.hidden_keys import HiddenKeys
 from vllm_factory.plugins.mmbert_gliner.config import MmbertGlinerConfig
 from vllm_factory.poolers.gliner import gliner_pooler
 from vllm_factory.pooling.vllm_adapter import VllmPoolerAdapter
@@ -40,21 +38,12 @@ class MmbertGlinerModel(nn.Module):
             vllm_config=with_backbone(vllm_config, config.encoder),
             prefix=f"{prefix}.backbone".lstrip("."),
         )
-        self.step: Step | None = None
-        if inexact_on_this_device(vllm_config):
-            self._attend_exactly(vllm_config, config.encoder.local_attention, prefix)
+        self.own_attention = modernbert_attention(
+            vllm_config, f"{prefix}.boundaries".lstrip("."), self.backbone, config.encoder.local_attention
+        )
         self.head = gliner_pooler(config.head, config.encoder.hidden_size)
         self.pooler = VllmPoolerAdapter(self.head)
         warn_of_reduced_precision(vllm_config.model_config.dtype)
-
-    def _attend_exactly(self, vllm_config: VllmConfig, local_attention: int, prefix: str) -> None:
-        """Our attention in the place of vLLM's."""
-        self.boundaries = SequenceBoundaries(
-            vllm_config,
-            f"{prefix}.boundaries".lstrip("."),
-            like=self.backbone.encoder_layer.layers[0].attn.attn,
-        )
-        self.step = take_over_modernbert(self.backbone, local_attention)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """``[T]`` to ``[T, hidden size]`` (part of vLLM's model interface)."""
@@ -68,10 +57,7 @@ class MmbertGlinerModel(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[T]`` token ids of all requests of the step, to ``[T, hidden size]``."""
-        if self.step is not None:
-            varlen = self.boundaries.varlen(input_ids.shape[0], input_ids.device)
-            nothing = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-            self.step.hidden = HiddenKeys(None, varlen, nothing)
+        self.own_attention.begin(input_ids)
         return self.backbone(input_ids, positions)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

@@ -10,12 +10,9 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.models.modernbert import ModernBertModel
 
-from vllm_factory.compat.attention import SequenceBoundaries
-from vllm_factory.compat.own_attention import inexact_on_this_device, take_over_modernbert
+from vllm_factory.compat.own_attention import modernbert_attention
 from vllm_factory.compat.vllm_api import encoder_only, load_model_of_vllm_strictly, refuse_unsupported
 from vllm_factory.io.colbert import ColbertSettings, Expansion
-from vllm_factory.io.texts import TextTokenizer
-from vllm_factory.models.hidden_keys import hidden_keys
 from vllm_factory.poolers.dense_stack import dense_stack, load_dense_stack
 from vllm_factory.poolers.multivector import MultiVectorPooler
 from vllm_factory.pooling.vllm_adapter import VllmPoolerAdapter
@@ -38,22 +35,15 @@ class ModernColbertModel(nn.Module):
         self.backbone = ModernBertModel(vllm_config=vllm_config, prefix=f"{prefix}.backbone".lstrip("."))
         self.head = dense_stack(self.checkpoint, model.hf_config.hidden_size)
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(self.head))
-        self.expansion: Expansion | None = None
-        if settings.hides_expansion:
-            self._hide_expansion(vllm_config, prefix)
-        self.query_length = settings.query_length
-        self.own_attention_only = inexact_on_this_device(vllm_config)
-        warn_of_reduced_precision(model.dtype)
-
-    def _hide_expansion(self, vllm_config: VllmConfig, prefix: str) -> None:
-        """Expansion tokens get vectors, and nobody sees them: beyond vLLM's attention."""
-        self.expansion = Expansion.of(TextTokenizer.load(str(self.checkpoint.path)))
-        self.boundaries = SequenceBoundaries(
+        self.own_attention = modernbert_attention(
             vllm_config,
             f"{prefix}.boundaries".lstrip("."),
-            like=self.backbone.encoder_layer.layers[0].attn.attn,
+            self.backbone,
+            model.hf_config.local_attention,
+            Expansion.hidden_by(self.checkpoint, settings),
+            settings.query_length,
         )
-        self.step = take_over_modernbert(self.backbone, vllm_config.model_config.hf_config.local_attention)
+        warn_of_reduced_precision(model.dtype)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """``[T]`` to ``[T, hidden size]`` (part of vLLM's model interface)."""
@@ -67,15 +57,7 @@ class ModernColbertModel(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[T]`` token ids of all requests of the step, to ``[T, hidden size]``."""
-        if self.expansion is not None:
-            self.step.hidden = hidden_keys(
-                input_ids,
-                self.boundaries.varlen(input_ids.shape[0], input_ids.device),
-                token=self.expansion.token,
-                spared=self.expansion.spared,
-                length=self.query_length,
-                everything=self.own_attention_only,
-            )
+        self.own_attention.begin(input_ids)
         return self.backbone(input_ids, positions)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

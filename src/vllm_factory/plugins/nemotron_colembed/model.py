@@ -16,6 +16,7 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from vllm_factory.compat.own_attention import decoder_attention
 from vllm_factory.compat.qwen_vl import ImagesOnly
 from vllm_factory.compat.vllm_api import (
     encoder_only,
@@ -71,9 +72,24 @@ class NemotronColEmbedModel(Qwen3VLForConditionalGeneration):  # type: ignore[mi
         refuse_other_images(vllm_config)
         # Nothing is generated.
         del self.language_model.lm_head
+        self.own_attention = decoder_attention(
+            vllm_config, f"{prefix}.boundaries".lstrip("."), self.language_model.model
+        )
         self.language_model.model.norm = _Sum(config.text_config.hidden_size)
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(nn.Identity()))
         warn_of_reduced_precision(vllm_config.model_config.dtype)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """``[T]`` token ids of all requests of the step, or their embeddings, to ``[T, hidden size]``."""
+        self.own_attention.begin(input_ids, inputs_embeds)
+        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a published checkpoint; every tensor must find its parameter and the other way round."""
