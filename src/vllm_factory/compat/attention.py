@@ -5,11 +5,17 @@ backend, and leaves it in the forward context. ``SequenceBoundaries`` is such a 
 no weights and no KV cache, and its backend's builder keeps just the host copy of the query lengths. So a
 backbone with an attention of its own needs none of vLLM's kernels and no synchronisation with the device.
 One such layer serves the whole model.
+
+A model with attention layers of vLLM's asks one of those instead, with :func:`note_boundaries` and
+:func:`noted_boundaries`: vLLM wants all layers without a cache to have one shape, and beside convolutions that keep
+states (seen with 0.26 on GPUs) it takes no layer without a cache at all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +24,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
@@ -49,9 +56,7 @@ class BoundaryBuilder(AttentionMetadataBuilder[BoundaryMetadata]):  # type: igno
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> BoundaryMetadata:
-        # Model Runner V2 hands over a buffer that may be longer than the step has requests.
-        starts = common_attn_metadata.query_start_loc_cpu[: common_attn_metadata.num_reqs + 1]
-        return BoundaryMetadata((starts[1:] - starts[:-1]).tolist())
+        return BoundaryMetadata(_lengths(common_attn_metadata))
 
 
 class BoundaryImpl(AttentionImpl):  # type: ignore[misc]
@@ -96,14 +101,13 @@ class SequenceBoundaries(Attention):  # type: ignore[misc]
     Args:
         vllm_config: vLLM's configuration.
         prefix: Name of the layer.
-        like: An encoder-only attention layer of the same model, if it has any: vLLM wants all to have one shape.
     """
 
-    def __init__(self, vllm_config: VllmConfig, prefix: str, like: Any = None) -> None:
+    def __init__(self, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__(
-            num_heads=1 if like is None else like.num_kv_heads,
+            num_heads=1,
             # Some attention code of vLLM checks the head size of every layer; 64 is accepted everywhere.
-            head_size=64 if like is None else like.head_size,
+            head_size=64,
             scale=1.0,
             prefix=prefix,
             attn_type=AttentionType.ENCODER_ONLY,
@@ -120,10 +124,75 @@ class SequenceBoundaries(Attention):  # type: ignore[misc]
         Without metadata (profiling and warm-up) the rows count as sequences of the greatest length, so that
         the memory vLLM measures is the most a step can need.
         """
-        metadata = get_forward_context().attn_metadata
-        if isinstance(metadata, list):  # micro-batches
-            metadata = metadata[0]
-        if metadata is None or self.layer_name not in metadata:
-            full, rest = divmod(num_tokens, self.max_model_len)
-            return Varlen([self.max_model_len] * full + [rest] * bool(rest), device)
-        return Varlen(metadata[self.layer_name].lengths, device)
+        metadata = _metadata(self.layer_name)
+        return _varlen(None if metadata is None else metadata.lengths, num_tokens, self.max_model_len, device)
+
+
+def note_boundaries(layers: Sequence[Any]) -> None:
+    """Let vLLM's attention layers note the lengths of the step's sequences beside what they note for themselves.
+
+    Args:
+        layers: All attention layers of the model, so that they stay in one group.
+    """
+    for layer in layers:
+        layer.attn_backend = _noting(layer.attn_backend)
+
+
+def noted_boundaries(layer: Any, num_tokens: int, max_model_len: int, device: torch.device) -> Varlen:
+    """:meth:`SequenceBoundaries.varlen` from a layer that :func:`note_boundaries` was given."""
+    metadata = _metadata(layer.layer_name)
+    return _varlen(getattr(metadata, "sequence_lengths", None), num_tokens, max_model_len, device)
+
+
+@cache
+def _noting(backend: Any) -> Any:
+    """A backend like this one, but for the lengths in its metadata. One class each: by it vLLM groups layers."""
+    parent: Any = backend.get_builder_cls()
+
+    class NotingBuilder(parent):  # type: ignore[misc]
+        # A graph of the whole step would replay the lengths that it was captured with.
+        _cudagraph_support = AttentionCGSupport.NEVER
+
+        @classmethod
+        def get_cudagraph_support(cls, *args: Any, **kwargs: Any) -> AttentionCGSupport:
+            return AttentionCGSupport.NEVER
+
+        def build(
+            self,
+            common_prefix_len: int,
+            common_attn_metadata: CommonAttentionMetadata,
+            fast_build: bool = False,
+        ) -> Any:
+            metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
+            metadata.sequence_lengths = _lengths(common_attn_metadata)
+            return metadata
+
+        def update_block_table(self, metadata: Any, *args: Any, **kwargs: Any) -> Any:
+            updated = super().update_block_table(metadata, *args, **kwargs)
+            updated.sequence_lengths = metadata.sequence_lengths
+            return updated
+
+    return type(f"Noting{backend.__name__}", (backend,), {"get_builder_cls": staticmethod(lambda: NotingBuilder)})
+
+
+def _lengths(common: CommonAttentionMetadata) -> list[int]:
+    """Tokens of each request of the step, on the host."""
+    # Model Runner V2 hands over a buffer that may be longer than the step has requests.
+    starts = common.query_start_loc_cpu[: common.num_reqs + 1]
+    lengths: list[int] = (starts[1:] - starts[:-1]).tolist()
+    return lengths
+
+
+def _metadata(layer_name: str) -> Any:
+    """What a layer's builder made for this forward pass; ``None`` in profiling and warm-up."""
+    metadata = get_forward_context().attn_metadata
+    if isinstance(metadata, list):  # micro-batches
+        metadata = metadata[0]
+    return None if metadata is None else metadata.get(layer_name)
+
+
+def _varlen(lengths: list[int] | None, num_tokens: int, max_model_len: int, device: torch.device) -> Varlen:
+    if lengths is None:
+        full, rest = divmod(num_tokens, max_model_len)
+        lengths = [max_model_len] * full + [rest] * bool(rest)
+    return Varlen(lengths, device)

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from vllm_factory.compat.attention import SequenceBoundaries
+from vllm_factory.compat.attention import note_boundaries, noted_boundaries
 from vllm_factory.io.colbert import Expansion
 from vllm_factory.models.hidden_keys import HiddenKeys, hidden_keys
 
@@ -67,7 +68,6 @@ class OwnAttention(nn.Module):
 
     Args:
         vllm_config: vLLM's configuration.
-        prefix: Name of the layer that learns the sequences' boundaries.
         backbone: What vLLM would compile.
         holders: The modules of ``backbone`` whose ``attn`` is vLLM's attention.
         convolutions: Modules whose first input is a tensor of hidden states, to which hidden tokens are zeros.
@@ -79,7 +79,6 @@ class OwnAttention(nn.Module):
     def __init__(
         self,
         vllm_config: VllmConfig,
-        prefix: str,
         *,
         backbone: Any,
         holders: Iterable[Any],
@@ -96,14 +95,17 @@ class OwnAttention(nn.Module):
         if not self.used:
             return
         self.step = Step()
-        like = None
+        self.max_model_len = vllm_config.model_config.max_model_len
+        layers = []
         for holder in holders:
+            layers.append(holder.attn)
             causal = holder.attn.attn_type == AttentionType.DECODER
-            like = like if causal else holder.attn
             holder.attn = HiddenKeysAttention(holder.attn, self.step, window(holder.attn), causal=causal)
         for convolution in convolutions:
             convolution.register_forward_pre_hook(self._without_hidden)
-        self.boundaries = SequenceBoundaries(vllm_config, prefix, like=like)
+        note_boundaries(layers)
+        # In a list, for it is no module of this one: it has its place in the model.
+        self.noting = layers[:1]
         backbone.do_not_compile = True
 
     def begin(self, ids: torch.Tensor | None, embeddings: torch.Tensor | None = None) -> None:
@@ -117,7 +119,7 @@ class OwnAttention(nn.Module):
             return
         tokens = ids if embeddings is None else embeddings
         assert tokens is not None
-        varlen = self.boundaries.varlen(tokens.shape[0], tokens.device)
+        varlen = noted_boundaries(self.noting[0], tokens.shape[0], self.max_model_len, tokens.device)
         self.step.hidden, self.step.visible = self._hidden(ids, tokens, varlen), None
         if self.expansion is not None and self.step.hidden is not None:
             self.step.visible = self.step.hidden.visible(tokens.shape[0]).unsqueeze(-1)
@@ -142,7 +144,6 @@ class OwnAttention(nn.Module):
 
 def modernbert_attention(
     vllm_config: VllmConfig,
-    prefix: str,
     model: Any,
     local_attention: int,
     expansion: Expansion | None = None,
@@ -151,13 +152,12 @@ def modernbert_attention(
     """:class:`OwnAttention` for vLLM's ``ModernBertModel``.
 
     Args:
-        vllm_config, prefix, expansion, query_length: As there.
+        vllm_config, expansion, query_length: As there.
         model: The model.
         local_attention: Width of the local layers' window.
     """
     return OwnAttention(
         vllm_config,
-        prefix,
         backbone=model,
         holders=[layer.attn for layer in model.encoder_layer.layers],
         window=lambda attention: None if attention.sliding_window is None else local_attention // 2,
@@ -168,7 +168,6 @@ def modernbert_attention(
 
 def decoder_attention(
     vllm_config: VllmConfig,
-    prefix: str,
     model: Any,
     expansion: Expansion | None = None,
     query_length: int = 0,
@@ -176,12 +175,11 @@ def decoder_attention(
     """:class:`OwnAttention` for vLLM's decoders: LFM2, Qwen3 and Gemma 3, looking back or both ways.
 
     Args:
-        vllm_config, prefix, expansion, query_length: As there.
+        vllm_config, expansion, query_length: As there.
         model: The model around its ``layers``.
     """
     return OwnAttention(
         vllm_config,
-        prefix,
         backbone=model,
         holders=[layer.self_attn for layer in model.layers if hasattr(layer, "self_attn")],
         convolutions=[layer.short_conv for layer in model.layers if hasattr(layer, "short_conv")],
@@ -196,3 +194,14 @@ def inexact_on_this_device(vllm_config: VllmConfig) -> bool:
     """Whether vLLM's own attention rounds more than the model's dtype: in float32, on GPUs."""
     on_cpu = vllm_config.device_config.device_type == "cpu"
     return bool(vllm_config.model_config.dtype == torch.float32 and not on_cpu)
+
+
+def exact_vision_attention(vllm_config: VllmConfig) -> None:
+    """Choose torch's attention for a vision tower that is about to be built, where vLLM's own choice is inexact.
+
+    Args:
+        vllm_config: vLLM's configuration; ``--mm-encoder-attn-backend`` in it stays.
+    """
+    multimodal = vllm_config.model_config.multimodal_config
+    if inexact_on_this_device(vllm_config) and multimodal.mm_encoder_attn_backend is None:
+        multimodal.mm_encoder_attn_backend = AttentionBackendEnum.TORCH_SDPA

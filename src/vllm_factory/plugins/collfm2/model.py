@@ -18,7 +18,7 @@ from vllm.model_executor.models.lfm2_vl import (
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from vllm_factory.compat.own_attention import decoder_attention
+from vllm_factory.compat.own_attention import decoder_attention, exact_vision_attention
 from vllm_factory.compat.rotary import FlatRotary
 from vllm_factory.compat.vllm_api import (
     load_model_of_vllm_strictly,
@@ -89,6 +89,7 @@ class ColLfm2Model(Lfm2VLForConditionalGeneration):  # type: ignore[misc]
             # Left out by newer transformers, where they are the hidden size; vLLM reads them.
             if not hasattr(config.text_config, name):
                 setattr(config.text_config, name, config.text_config.hidden_size)
+        exact_vision_attention(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         refuse_unsupported(vllm_config)
         refuse_other_images(vllm_config)
@@ -97,9 +98,7 @@ class ColLfm2Model(Lfm2VLForConditionalGeneration):  # type: ignore[misc]
         for layer in self.language_model.model.layers:
             if hasattr(layer, "self_attn"):
                 layer.self_attn.rotary_emb = FlatRotary(layer.self_attn.rotary_emb)
-        self.own_attention = decoder_attention(
-            vllm_config, f"{prefix}.boundaries".lstrip("."), self.language_model.model
-        )
+        self.own_attention = decoder_attention(vllm_config, self.language_model.model)
         self.custom_text_proj = nn.Linear(config.text_config.hidden_size, DIM)
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(self.custom_text_proj))
         warn_of_reduced_precision(vllm_config.model_config.dtype)

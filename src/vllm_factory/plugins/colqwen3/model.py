@@ -16,7 +16,7 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from vllm_factory.compat.own_attention import decoder_attention
+from vllm_factory.compat.own_attention import decoder_attention, exact_vision_attention
 from vllm_factory.compat.qwen_vl import ImagesOnly
 from vllm_factory.compat.vllm_api import (
     load_model_of_vllm_strictly,
@@ -55,15 +55,14 @@ class ColQwen3Model(Qwen3VLForConditionalGeneration):  # type: ignore[misc]
     )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        exact_vision_attention(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         refuse_unsupported(vllm_config)
         refuse_other_images(vllm_config)
         config = vllm_config.model_config.hf_config
         # Nothing is generated, and checkpoints hold no such weights.
         del self.language_model.lm_head
-        self.own_attention = decoder_attention(
-            vllm_config, f"{prefix}.boundaries".lstrip("."), self.language_model.model
-        )
+        self.own_attention = decoder_attention(vllm_config, self.language_model.model)
         width = getattr(config, "dim", None) or DEFAULT_DIM
         self.custom_text_proj = nn.Linear(config.text_config.hidden_size, width)
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(self.custom_text_proj))

@@ -41,7 +41,7 @@ class EmbeddingGemmaModel(nn.Module):
             vllm_config=with_backbone(vllm_config, self._both_ways(model.hf_config)),
             prefix=f"{prefix}.backbone".lstrip("."),
         )
-        self.own_attention = decoder_attention(vllm_config, f"{prefix}.boundaries".lstrip("."), self.backbone)
+        self.own_attention = decoder_attention(vllm_config, self.backbone)
         pooler, self.head = embedding_pooler(self.checkpoint, model.hf_config.hidden_size)
         self.pooler = VllmPoolerAdapter(pooler)
         warn_of_reduced_precision(model.dtype)
@@ -70,7 +70,7 @@ class EmbeddingGemmaModel(nn.Module):
     ) -> torch.Tensor:
         """``[T]`` token ids of all requests of the step, to ``[T, hidden size]``."""
         self.own_attention.begin(input_ids)
-        return self.backbone(input_ids, positions)
+        return self.backbone(input_ids, positions, None)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a published checkpoint; every tensor must find its parameter and the other way round."""

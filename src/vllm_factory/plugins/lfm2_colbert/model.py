@@ -68,7 +68,6 @@ class Lfm2ColbertModel(nn.Module):
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(self.head))
         self.own_attention = decoder_attention(
             vllm_config,
-            f"{prefix}.boundaries".lstrip("."),
             self.backbone,
             Expansion.hidden_by(self.checkpoint, settings),
             settings.query_length,

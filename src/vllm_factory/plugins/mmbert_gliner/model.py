@@ -38,9 +38,7 @@ class MmbertGlinerModel(nn.Module):
             vllm_config=with_backbone(vllm_config, config.encoder),
             prefix=f"{prefix}.backbone".lstrip("."),
         )
-        self.own_attention = modernbert_attention(
-            vllm_config, f"{prefix}.boundaries".lstrip("."), self.backbone, config.encoder.local_attention
-        )
+        self.own_attention = modernbert_attention(vllm_config, self.backbone, config.encoder.local_attention)
         self.head = gliner_pooler(config.head, config.encoder.hidden_size)
         self.pooler = VllmPoolerAdapter(self.head)
         warn_of_reduced_precision(vllm_config.model_config.dtype)

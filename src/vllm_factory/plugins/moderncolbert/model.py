@@ -37,7 +37,6 @@ class ModernColbertModel(nn.Module):
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(self.head))
         self.own_attention = modernbert_attention(
             vllm_config,
-            f"{prefix}.boundaries".lstrip("."),
             self.backbone,
             model.hf_config.local_attention,
             Expansion.hidden_by(self.checkpoint, settings),

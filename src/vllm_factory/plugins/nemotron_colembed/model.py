@@ -16,7 +16,7 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from vllm_factory.compat.own_attention import decoder_attention
+from vllm_factory.compat.own_attention import decoder_attention, exact_vision_attention
 from vllm_factory.compat.qwen_vl import ImagesOnly
 from vllm_factory.compat.vllm_api import (
     encoder_only,
@@ -67,14 +67,13 @@ class NemotronColEmbedModel(Qwen3VLForConditionalGeneration):  # type: ignore[mi
         if pooling != "colbert":
             raise CheckpointError(f"pooling is {pooling!r} in config.json; this plugin serves 'colbert'")
         config.text_config.is_causal = False
+        exact_vision_attention(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         refuse_unsupported(vllm_config)
         refuse_other_images(vllm_config)
         # Nothing is generated.
         del self.language_model.lm_head
-        self.own_attention = decoder_attention(
-            vllm_config, f"{prefix}.boundaries".lstrip("."), self.language_model.model
-        )
+        self.own_attention = decoder_attention(vllm_config, self.language_model.model)
         self.language_model.model.norm = _Sum(config.text_config.hidden_size)
         self.pooler = VllmPoolerAdapter(MultiVectorPooler(nn.Identity()))
         warn_of_reduced_precision(vllm_config.model_config.dtype)
