@@ -74,7 +74,8 @@ class PluginSpec:
 _EAGER = ("--enforce-eager",)
 
 # One image a prompt; without a word, vLLM would set memory aside for the longest videos as well.
-_VISUAL = (*_EAGER, "--limit-mm-per-prompt", '{"image": 1, "video": 0}')
+# It would also keep images that no request refers to again: each has a name of its own (io/processor.py).
+_VISUAL = (*_EAGER, "--limit-mm-per-prompt", '{"image": 1, "video": 0}', "--mm-processor-cache-gb", "0")
 
 #: 64 pixels by 32, black on white: "Tim Cook".
 _TINY_IMAGE = (

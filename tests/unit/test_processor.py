@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install")
 
@@ -142,3 +143,15 @@ def test_results_of_another_request_are_refused(processor: EchoProcessor) -> Non
     first, second = start(processor, [1]), start(processor, [2])
     with pytest.raises(EngineResultError, match="another request"):
         processor.post_process([engine_output(first[0]), engine_output(second[0])])
+
+
+def test_no_image_stands_for_another(processor: EchoProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that came twice would let vLLM send the second image as a reference, which may arrive first."""
+    picture = Image.new("RGB", (2, 2))
+    prompts = [Prompt([1], (np.array([1], np.int32),), picture)] * 2
+    monkeypatch.setattr(processor.pipeline, "encode", lambda request: Encoded(prompts, request))
+    sent = [*processor.pre_process([1]), *processor.pre_process([1])]
+    assert all(prompt["multi_modal_data"] == {"image": picture} for prompt in sent)
+    names = [prompt["multi_modal_uuids"]["image"] for prompt in sent]
+    assert all(len(each) == 1 for each in names)
+    assert len({each[0] for each in names}) == len(sent)

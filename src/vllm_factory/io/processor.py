@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
+from uuid import uuid4
 
 from vllm import PoolingParams
 from vllm.config import VllmConfig
@@ -124,7 +125,13 @@ def _for_vllm(prompt: Prompt) -> dict[str, Any]:
     """A prompt in vLLM's form."""
     if prompt.image is None:
         return {"prompt_token_ids": prompt.token_ids}
-    return {"prompt_token_ids": prompt.token_ids, "multi_modal_data": {"image": prompt.image}}
+    return {
+        "prompt_token_ids": prompt.token_ids,
+        "multi_modal_data": {"image": prompt.image},
+        # Under its hash, vLLM would send an image to the engine once, and refer to it from then on; but requests
+        # that are prepared at the same time may reach the engine in another order, and the reference comes first.
+        "multi_modal_uuids": {"image": [uuid4().hex]},
+    }
 
 
 def _raise_for(status: Status) -> None:
