@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from search import TEXTS, Client, decoded
@@ -37,6 +38,7 @@ PAGES = {
     "menu": "Lunch\n\nTomato soup    4.50\nApple cake     3.80\nTea            2.20",
 }
 MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
+TOGETHER = 16
 
 console = Console(highlight=False)
 
@@ -69,13 +71,14 @@ class Index:
     vectors: list[np.ndarray] = field(default_factory=list)
 
     def add(self, client: Client, files: Sequence[Path]) -> None:
-        """Put files in: one request for all texts, and one for all images."""
+        """Put files in, ``TOGETHER`` texts or images a request."""
         for kind in ("text", "image"):
-            of_kind = [file for file in files if kind in document(file)]
-            if of_kind:
-                data = {kind: [document(file)[kind] for file in of_kind], "output": "base64", "dtype": "float16"}
+            of_kind = [file for file in files if (file.suffix.lower() in MEDIA_TYPES) == (kind == "image")]
+            for start in track(range(0, len(of_kind), TOGETHER), f"vectors of {kind}s", console=console):
+                some = of_kind[start : start + TOGETHER]
+                data = {kind: [document(file)[kind] for file in some], "output": "base64", "dtype": "float16"}
                 self.vectors += [decoded(item) for item in client.ask(data)["embeddings"]]
-                self.files += of_kind
+                self.files += some
 
     def search(self, query: np.ndarray, most: int) -> list[tuple[float, Path]]:
         """The best files for a query's ``[M, d]``, with their scores."""
@@ -111,7 +114,8 @@ def mark(file: Path, query: dict[str, Any], result: dict[str, Any]) -> Image.Ima
     alike = matrix[np.ix_(words, patches)]
     best = alike.max(axis=0)
     strength = (best - best.min()) / max(float(np.ptp(best)), 1e-9)
-    page = Image.open(file).convert("RGBA")
+    # Boxes are of the upright image.
+    page = ImageOps.exif_transpose(Image.open(file)).convert("RGBA")
     layer = Image.new("RGBA", page.size)
     draw = ImageDraw.Draw(layer)
     for place, value in zip(patches, strength, strict=True):
@@ -130,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=5, help="hits to show")
     parser.add_argument("--output", type=Path, default=Path(), help="folder of the pictures")
     arguments = parser.parse_args(argv)
+    arguments.output.mkdir(parents=True, exist_ok=True)
     if arguments.model == str(RANDOM_MODEL):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         console.print(
