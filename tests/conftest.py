@@ -55,6 +55,8 @@ RECIPES = {
         Recipe("token-v2", encoder=V2, head={"span_mode": "token_level"}, seed=42, tokenizer="wordpiece"),
         Recipe("token-spans", head={"span_mode": "token_level", "represent_spans": True}, seed=43),
         Recipe("mmbert-span", "modernbert", hidden=64, tokenizer="bpe", seed=60),
+        # Heads of 16, which vLLM's attention on the CPU does not take.
+        Recipe("mmbert-small-heads", "modernbert", encoder={"num_attention_heads": 4}, hidden=64, seed=62),
         Recipe(
             "mmbert-token",
             "modernbert",

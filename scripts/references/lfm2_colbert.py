@@ -66,7 +66,13 @@ BACKBONES: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": True,
         "block_multiple_of": 16,
     },
-    "unexpanded": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    # Heads that vLLM's attention on the CPU does not take.
+    "unexpanded": {
+        "num_hidden_layers": 2,
+        "layer_types": ["conv", "full_attention"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
 }
 
 

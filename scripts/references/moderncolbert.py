@@ -59,8 +59,8 @@ def main(output: Path) -> None:
                 hidden_size=64,
                 intermediate_size=64,
                 num_hidden_layers=3,
-                # vLLM's attention on the CPU begins at heads of 32.
-                num_attention_heads=2,
+                # vLLM's attention on the CPU begins at heads of 32; one variant has smaller ones.
+                num_attention_heads=4 if variant.name == "unexpanded" else 2,
                 max_position_embeddings=512,
                 local_attention=16,
                 global_attn_every_n_layers=3,

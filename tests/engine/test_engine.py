@@ -48,7 +48,7 @@ def ask(llm: LLM, **data: Any) -> Any:
 
 NAMES = [
     *("span-v3", "token-v2", "span-v2-conv", "mt5-span", "mt5-token", "mmbert-span", "mmbert-token"),
-    *("linker-span", "linker-token"),
+    *("mmbert-small-heads", "linker-span", "linker-token"),
 ]
 
 

@@ -39,7 +39,7 @@ from vllm_factory.varlen import Varlen
 class BoundaryMetadata(AttentionMetadata):  # type: ignore[misc]
     """Tokens of each request of the step, on the host. Zeros are padding."""
 
-    lengths: list[int]
+    sequence_lengths: list[int]
 
 
 class BoundaryBuilder(AttentionMetadataBuilder[BoundaryMetadata]):  # type: ignore[misc]
@@ -124,24 +124,30 @@ class SequenceBoundaries(Attention):  # type: ignore[misc]
         Without metadata (profiling and warm-up) the rows count as sequences of the greatest length, so that
         the memory vLLM measures is the most a step can need.
         """
-        metadata = _metadata(self.layer_name)
-        return _varlen(None if metadata is None else metadata.lengths, num_tokens, self.max_model_len, device)
+        return noted_boundaries(self, num_tokens, self.max_model_len, device)
 
 
-def note_boundaries(layers: Sequence[Any]) -> None:
+def note_boundaries(layers: Sequence[Any], *, alone: bool = False) -> None:
     """Let vLLM's attention layers note the lengths of the step's sequences beside what they note for themselves.
 
     Args:
         layers: All attention layers of the model, so that they stay in one group.
+        alone: They note nothing else, and cannot be run.
     """
     for layer in layers:
-        layer.attn_backend = _noting(layer.attn_backend)
+        layer.attn_backend = _noting_alone(layer.attn_backend) if alone else _noting(layer.attn_backend)
 
 
 def noted_boundaries(layer: Any, num_tokens: int, max_model_len: int, device: torch.device) -> Varlen:
     """:meth:`SequenceBoundaries.varlen` from a layer that :func:`note_boundaries` was given."""
     metadata = _metadata(layer.layer_name)
     return _varlen(getattr(metadata, "sequence_lengths", None), num_tokens, max_model_len, device)
+
+
+@cache
+def _noting_alone(backend: Any) -> Any:
+    builder = staticmethod(lambda: BoundaryBuilder)
+    return type(f"Boundaries{backend.__name__}", (backend,), {"get_builder_cls": builder})
 
 
 @cache

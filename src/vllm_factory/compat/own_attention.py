@@ -1,7 +1,7 @@
 """An attention of ours in the place of vLLM's, inside a model class of vLLM's.
 
-For what vLLM's kernels cannot do, which is to hide some tokens from all others, and for what they do too coarsely:
-in float32 on GPUs they multiply in TF32.
+For what vLLM's kernels cannot do, which is to hide some tokens from all others; for what they do too coarsely: in
+float32 on GPUs they multiply in TF32; and for heads of sizes that they do not take.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HiddenKeysAttention(nn.Module):
 class OwnAttention(nn.Module):
     """Our attention in every layer of a model class of vLLM's, which then runs as it is written, uncompiled.
 
-    Nothing changes where it is not needed: where no tokens are hidden and vLLM's attention is exact.
+    Nothing changes where no tokens are hidden and vLLM's attention is exact and takes heads of this size.
 
     Args:
         vllm_config: vLLM's configuration.
@@ -90,7 +90,9 @@ class OwnAttention(nn.Module):
         super().__init__()
         self.expansion = expansion
         self.query_length = query_length
-        self.everything = inexact_on_this_device(vllm_config)
+        holders = list(holders)
+        refused = not all(takes_head_size(holder.attn) for holder in holders)
+        self.everything = refused or inexact_on_this_device(vllm_config)
         self.used = self.everything or expansion is not None
         if not self.used:
             return
@@ -103,7 +105,7 @@ class OwnAttention(nn.Module):
             holder.attn = HiddenKeysAttention(holder.attn, self.step, window(holder.attn), causal=causal)
         for convolution in convolutions:
             convolution.register_forward_pre_hook(self._without_hidden)
-        note_boundaries(layers)
+        note_boundaries(layers, alone=refused)
         # In a list, for it is no module of this one: it has its place in the model.
         self.noting = layers[:1]
         backbone.do_not_compile = True
@@ -194,6 +196,11 @@ def inexact_on_this_device(vllm_config: VllmConfig) -> bool:
     """Whether vLLM's own attention rounds more than the model's dtype: in float32, on GPUs."""
     on_cpu = vllm_config.device_config.device_type == "cpu"
     return bool(vllm_config.model_config.dtype == torch.float32 and not on_cpu)
+
+
+def takes_head_size(attention: Any) -> bool:
+    """Whether a layer of vLLM's can run with heads of its size; on CPUs it is built all the same."""
+    return bool(attention.attn_backend.supports_head_size(attention.head_size))
 
 
 def exact_vision_attention(vllm_config: VllmConfig) -> None:
