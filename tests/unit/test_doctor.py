@@ -24,6 +24,10 @@ VERSIONS = {
     "huggingface-hub": "1.33.0",
     "pydantic": "2.14.4",
     "gliner": "0.2.29",
+    "gliner2": "2.1.0",
+    "glinker": "0.1.1",
+    "pillow": "13.0.0",
+    "scipy": "1.17.1",
     "matplotlib": "3.11.2",
     "pytest": "9.2.0",
 }

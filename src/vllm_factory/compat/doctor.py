@@ -33,6 +33,10 @@ TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 #: Distributions behind the extras, and what they are for.
 EXTRAS = {
     "gliner": ("gliner", "parity tests, and word splitters other than 'whitespace'"),
+    "gliner2": ("gliner2", "parity tests of deberta_gliner2"),
+    "glinker": ("glinker", "parity tests of linking and reranking"),
+    "images": ("pillow", "models that read page images"),
+    "retrieval": ("scipy", "merging a document's vectors (`pool_factor`)"),
     "bench": ("matplotlib", "the plots and the load generator of `make bench`"),
     "dev": ("pytest", "the tests"),
 }
