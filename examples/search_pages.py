@@ -55,11 +55,16 @@ def make_folder(folder: Path) -> None:
         page.save(folder / f"{name}.png")
 
 
+def kind_of(file: Path) -> str:
+    """``"image"`` or ``"text"``, which is also the field of a request that takes it."""
+    return "image" if file.suffix.lower() in MEDIA_TYPES else "text"
+
+
 def document(file: Path) -> dict[str, str]:
     """A file as a document of a request."""
-    media_type = MEDIA_TYPES.get(file.suffix.lower())
-    if media_type is None:
+    if kind_of(file) == "text":
         return {"text": file.read_text(encoding="utf-8")}
+    media_type = MEDIA_TYPES[file.suffix.lower()]
     return {"image": f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"}
 
 
@@ -73,7 +78,7 @@ class Index:
     def add(self, client: Client, files: Sequence[Path]) -> None:
         """Put files in, ``TOGETHER`` texts or images a request."""
         for kind in ("text", "image"):
-            of_kind = [file for file in files if (file.suffix.lower() in MEDIA_TYPES) == (kind == "image")]
+            of_kind = [file for file in files if kind_of(file) == kind]
             for start in track(range(0, len(of_kind), TOGETHER), f"vectors of {kind}s", console=console):
                 some = of_kind[start : start + TOGETHER]
                 data = {kind: [document(file)[kind] for file in some], "output": "base64", "dtype": "float16"}
