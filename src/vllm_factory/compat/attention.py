@@ -119,11 +119,7 @@ class SequenceBoundaries(Attention):  # type: ignore[misc]
         """No KV cache is allocated."""
 
     def varlen(self, num_tokens: int, device: torch.device) -> Varlen:
-        """Boundaries of the ``num_tokens`` rows of this forward pass.
-
-        Without metadata (profiling and warm-up) the rows count as sequences of the greatest length, so that
-        the memory vLLM measures is the most a step can need.
-        """
+        """Boundaries of the ``num_tokens`` rows of this forward pass: see :func:`noted_boundaries`."""
         return noted_boundaries(self, num_tokens, self.max_model_len, device)
 
 
@@ -135,26 +131,34 @@ def note_boundaries(layers: Sequence[Any], *, alone: bool = False) -> None:
         alone: They note nothing else, and cannot be run.
     """
     for layer in layers:
-        layer.attn_backend = _noting_alone(layer.attn_backend) if alone else _noting(layer.attn_backend)
+        layer.attn_backend = _noting(layer.attn_backend, alone)
 
 
 def noted_boundaries(layer: Any, num_tokens: int, max_model_len: int, device: torch.device) -> Varlen:
-    """:meth:`SequenceBoundaries.varlen` from a layer that :func:`note_boundaries` was given."""
+    """Boundaries of the ``num_tokens`` rows of this forward pass, as a layer's builder noted them.
+
+    Without metadata (profiling and warm-up) the rows count as sequences of the greatest length, so that
+    the memory vLLM measures is the most a step can need.
+
+    Args:
+        layer: A :class:`SequenceBoundaries`, or a layer that :func:`note_boundaries` was given.
+        num_tokens: Rows of the forward pass.
+        max_model_len: The greatest length.
+        device: Where the boundaries are wanted.
+    """
     metadata = _metadata(layer.layer_name)
-    return _varlen(getattr(metadata, "sequence_lengths", None), num_tokens, max_model_len, device)
+    lengths = None if metadata is None else metadata.sequence_lengths
+    return _varlen(lengths, num_tokens, max_model_len, device)
 
 
 @cache
-def _noting_alone(backend: Any) -> Any:
-    builder = staticmethod(lambda: BoundaryBuilder)
-    return type(f"Boundaries{backend.__name__}", (backend,), {"get_builder_cls": builder})
-
-
-@cache
-def _noting(backend: Any) -> Any:
+def _noting(backend: Any, alone: bool) -> Any:
     """A backend like this one, but for the lengths in its metadata. One class each: by it vLLM groups layers."""
-    parent: Any = backend.get_builder_cls()
+    builder = BoundaryBuilder if alone else _noting_builder(backend.get_builder_cls())
+    return type(f"Noting{backend.__name__}", (backend,), {"get_builder_cls": staticmethod(lambda: builder)})
 
+
+def _noting_builder(parent: Any) -> Any:
     class NotingBuilder(parent):  # type: ignore[misc]
         # A graph of the whole step would replay the lengths that it was captured with.
         _cudagraph_support = AttentionCGSupport.NEVER
@@ -178,7 +182,7 @@ def _noting(backend: Any) -> Any:
             updated.sequence_lengths = metadata.sequence_lengths
             return updated
 
-    return type(f"Noting{backend.__name__}", (backend,), {"get_builder_cls": staticmethod(lambda: NotingBuilder)})
+    return NotingBuilder
 
 
 def _lengths(common: CommonAttentionMetadata) -> list[int]:

@@ -6,7 +6,7 @@ float32 on GPUs they multiply in TF32; and for heads of sizes that they do not t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class OwnAttention(nn.Module):
         vllm_config: VllmConfig,
         *,
         backbone: Any,
-        holders: Iterable[Any],
+        holders: Sequence[Any],
         convolutions: Iterable[nn.Module] = (),
         window: Callable[[Any], int | None] = lambda _: None,
         expansion: Expansion | None = None,
@@ -90,7 +90,6 @@ class OwnAttention(nn.Module):
         super().__init__()
         self.expansion = expansion
         self.query_length = query_length
-        holders = list(holders)
         refused = not all(takes_head_size(holder.attn) for holder in holders)
         self.everything = refused or inexact_on_this_device(vllm_config)
         self.used = self.everything or expansion is not None
